@@ -1,0 +1,461 @@
+//! What the runtime hands to tools: one context for each stage.
+//!
+//! A context has no public constructor outside the `test-util` feature: to have one is to have come by the path of a call.
+
+use std::fmt;
+use std::future::Future;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use tokio_util::sync::CancellationToken;
+
+use crate::change::Change;
+use crate::contain::BoxFuture;
+use crate::descriptor::BoundResource;
+use crate::error::{CallError, EndReason, ToolCancelled};
+use crate::execute::{self, CallOptions, Frame};
+use crate::obligation::{Active, Attempt};
+use crate::runtime::RuntimeHandle;
+use crate::scope::PlanScope;
+use crate::slot::{Refused, SlotId, Why};
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::{Mutex, lock};
+use crate::tool::{FailureKind, SharedActivation, ToolFailure, ToolResult};
+
+/// The number of a plan within its runtime, from 1. 0 is the runtime's root scope.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PlanId(u64);
+
+impl PlanId {
+    pub(crate) fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The number.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for PlanId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+// ===== ActivationContext =====
+
+/// What a tool is lent while it is activated.
+#[derive(Clone)]
+pub struct ActivationContext {
+    scope: Arc<PlanScope>,
+    slot: SlotId,
+    attempt: Arc<Attempt>,
+}
+
+impl ActivationContext {
+    pub(crate) fn new(scope: &Arc<PlanScope>, slot: SlotId, attempt: &Arc<Attempt>) -> Self {
+        Self {
+            scope: Arc::clone(scope),
+            slot,
+            attempt: Arc::clone(attempt),
+        }
+    }
+
+    /// The plan the tool is activated for.
+    pub fn plan_id(&self) -> PlanId {
+        self.scope.id
+    }
+
+    /// What the host said about the plan.
+    pub fn metadata(&self) -> &Map<String, Value> {
+        &self.scope.settings().metadata
+    }
+
+    /// The resources that the plan binds.
+    pub fn resources(&self) -> &[BoundResource] {
+        &self.scope.settings().resources
+    }
+
+    /// The directory that file tools are confined to, where the plan has one.
+    pub fn sandbox(&self) -> Option<&Path> {
+        self.scope.settings().sandbox.as_deref()
+    }
+
+    /// Which attempt this is, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.scope.inner().slots.attempt(self.slot)
+    }
+
+    /// A token that is cancelled when the plan ends. The activation then has what is left of the end's budget.
+    pub fn cancellation_token(&self) -> CancellationToken {
+        self.scope.soft().child_token()
+    }
+
+    /// The runtime, to begin plans of one's own with.
+    pub fn runtime(&self) -> RuntimeHandle {
+        RuntimeHandle::new(&self.scope.core)
+    }
+
+    /// Registers work that undoes a part of this activation. It runs, the last registered first, if `activate` does not
+    /// return `Ok`: error, panic, deadline, or the end of the keeper. After an `Ok` it is dropped unrun.
+    ///
+    /// Each piece runs on the keeper under the deactivation deadline, contained.
+    pub fn defer<F, Fut>(&self, work: F)
+    where
+        F: FnOnce() -> Fut + Send + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        self.attempt
+            .defer(Box::new(move || -> BoxFuture<'static, ()> {
+                Box::pin(work())
+            }));
+    }
+
+    /// Something that several tools of the plan need, made at most once: the type and the name are its key.
+    ///
+    /// `make` runs as a job of its own on the keeper, with a context of its own. What it made is deactivated after the
+    /// last tool that was handed it; it lives to the end of the plan even with no such tool left.
+    ///
+    /// # Errors
+    ///
+    /// The failure of `make`, the same for all who waited on that attempt; a cycle, at once and by name; the plan's end.
+    /// It does not count as an attempt of the tool.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future neither stops nor repeats `make`.
+    pub async fn shared<T, F, Fut>(&self, name: &str, make: F) -> Result<Arc<T>, ToolFailure>
+    where
+        T: SharedActivation,
+        F: FnOnce(ActivationContext) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, ToolFailure>> + Send + 'static,
+    {
+        let shared = self
+            .scope
+            .shared_instance(name, &self.attempt, Some(self.slot), make)
+            .await;
+        shared.map_err(|refused| self.shared_failed(name, refused))
+    }
+
+    /// As [`shared`](Self::shared), for something that outlives the plan: it lives in the runtime's root scope, until the
+    /// runtime shuts down, and is deactivated after all plans.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Cancel safety
+    ///
+    /// As there.
+    pub async fn shared_between_plans<T, F, Fut>(
+        &self,
+        name: &str,
+        make: F,
+    ) -> Result<Arc<T>, ToolFailure>
+    where
+        T: SharedActivation,
+        F: FnOnce(ActivationContext) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, ToolFailure>> + Send + 'static,
+    {
+        let root = self.scope.core.root();
+        let waiter = Arc::ptr_eq(&root, &self.scope).then_some(self.slot);
+        let shared = root.shared_instance(name, &self.attempt, waiter, make);
+        let shared = tokio::select! {
+            biased;
+            shared = shared => shared,
+            () = self.scope.ended() => Err(Refused::Ended(self.scope.end_reason().unwrap_or(EndReason::Finished))),
+        };
+        shared.map_err(|refused| self.shared_failed(name, refused))
+    }
+
+    fn shared_failed(&self, name: &str, refused: Refused) -> ToolFailure {
+        self.attempt.shared_failed.store(true, Relaxed);
+        failure_of(name, refused)
+    }
+}
+
+impl fmt::Debug for ActivationContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ActivationContext")
+            .field("plan", &self.scope.id)
+            .finish_non_exhaustive()
+    }
+}
+
+fn failure_of(name: &str, refused: Refused) -> ToolFailure {
+    match refused {
+        Refused::Ended(_) => ToolCancelled.into(),
+        Refused::Deactivated => ToolFailure::new(
+            FailureKind::NotActivated,
+            format!("`{name}` is not activated"),
+        ),
+        Refused::Activation(error) => error.into(),
+    }
+}
+
+// ===== DeactivationContext =====
+
+/// What an instance is lent while it is deactivated.
+pub struct DeactivationContext {
+    plan: PlanId,
+    reason: Option<EndReason>,
+    token: CancellationToken,
+}
+
+impl DeactivationContext {
+    pub(crate) fn new(scope: &PlanScope, why: &Why) -> Self {
+        let reason = match why {
+            Why::End(reason) => Some(*reason),
+            Why::Host | Why::Tainted(_) => None,
+        };
+        Self {
+            plan: scope.id,
+            reason,
+            token: CancellationToken::new(),
+        }
+    }
+
+    /// The plan the instance was active in.
+    pub fn plan_id(&self) -> PlanId {
+        self.plan
+    }
+
+    /// Why the plan ended; `None` while it goes on without this instance.
+    pub fn end_reason(&self) -> Option<EndReason> {
+        self.reason
+    }
+
+    /// A fresh token, for clean-up code that wants one. It is not the plan's, which is cancelled by now.
+    pub fn cancellation_token(&self) -> &CancellationToken {
+        &self.token
+    }
+}
+
+impl fmt::Debug for DeactivationContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeactivationContext")
+            .field("plan", &self.plan)
+            .field("reason", &self.reason)
+            .finish_non_exhaustive()
+    }
+}
+
+// ===== ToolExecutionContext =====
+
+/// What a tool is lent for one call. Cheap to clone; a clone may outlive the call, but not its rights: once the plan has
+/// ended it can start nothing.
+#[derive(Clone)]
+pub struct ToolExecutionContext {
+    scope: Arc<PlanScope>,
+    call: u64,
+    tool: u32,
+    parent: Option<Arc<Frame>>,
+    active: Option<Arc<Active>>,
+}
+
+/// The state of one call, made when something first asks for it.
+#[derive(Debug)]
+pub(crate) struct CallState {
+    token: OnceLock<CancellationToken>,
+    taint: Mutex<Option<Box<str>>>,
+}
+
+impl CallState {
+    fn new() -> Self {
+        Self {
+            token: OnceLock::new(),
+            taint: Mutex::new(None),
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.token
+            .get()
+            .is_some_and(CancellationToken::is_cancelled)
+    }
+
+    /// The taint, taken.
+    pub(crate) fn taint(&self) -> Option<Box<str>> {
+        lock(&self.taint).take()
+    }
+}
+
+impl ToolExecutionContext {
+    pub(crate) fn new(
+        scope: &Arc<PlanScope>,
+        call: u64,
+        tool: u32,
+        parent: Option<&Arc<Frame>>,
+        active: Option<&Arc<Active>>,
+    ) -> Self {
+        Self {
+            scope: Arc::clone(scope),
+            call,
+            tool,
+            parent: parent.cloned(),
+            active: active.cloned(),
+        }
+    }
+
+    fn state(&self) -> Arc<CallState> {
+        lock(&self.scope.log).state(self.call, CallState::new)
+    }
+
+    /// The plan the call belongs to.
+    pub fn plan_id(&self) -> PlanId {
+        self.scope.id
+    }
+
+    /// The call within its plan, as in its trace.
+    pub fn call_id(&self) -> u64 {
+        self.call
+    }
+
+    /// What the host said about the plan.
+    pub fn metadata(&self) -> &Map<String, Value> {
+        &self.scope.settings().metadata
+    }
+
+    /// The resources that the plan binds.
+    pub fn resources(&self) -> &[BoundResource] {
+        &self.scope.settings().resources
+    }
+
+    /// The resource bound under that name.
+    pub fn resource(&self, name: &str) -> Option<&BoundResource> {
+        self.resources().iter().find(|bound| bound.name == name)
+    }
+
+    /// The directory that file tools are confined to, where the plan has one. It never comes from the arguments.
+    pub fn sandbox(&self) -> Option<&Path> {
+        self.scope.settings().sandbox.as_deref()
+    }
+
+    /// The runtime, to begin plans of one's own with.
+    pub fn runtime(&self) -> RuntimeHandle {
+        RuntimeHandle::new(&self.scope.core)
+    }
+
+    /// Whether the call, its plan or a parent of that was cancelled, or the plan is ending.
+    pub fn is_cancelled(&self) -> bool {
+        // Looks without making: whoever cancels a call makes its state.
+        let state = || lock(&self.scope.log).known_state(self.call);
+        self.scope.gate.is_closed() || state().is_some_and(|state| state.is_cancelled())
+    }
+
+    /// Waits until [`is_cancelled`](Self::is_cancelled).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn cancelled(&self) {
+        self.cancellation_token().cancelled().await;
+    }
+
+    /// An error once cancelled, for `?` between two steps.
+    ///
+    /// # Errors
+    ///
+    /// [`ToolCancelled`].
+    pub fn check(&self) -> Result<(), ToolCancelled> {
+        if self.is_cancelled() {
+            Err(ToolCancelled)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The call's token. It is a child of the plan's: to cancel it cancels this call's view and nothing else.
+    pub fn cancellation_token(&self) -> CancellationToken {
+        self.state()
+            .token
+            .get_or_init(|| self.scope.soft().child_token())
+            .clone()
+    }
+
+    /// Records a change that the call made.
+    pub fn record_change(&self, change: Change) {
+        let Some(tool) = self.scope.tools.by_id(self.tool) else {
+            return;
+        };
+        let name = tool.descriptor.name.clone();
+        lock(&self.scope.log).change(name, self.call, change);
+    }
+
+    /// Says that the instance is no good any more, such as a connection left in the middle of an answer. After the call it
+    /// is retired and deactivated, and the next call makes another. Without effect for an immediate tool.
+    pub fn taint(&self, reason: impl Into<String>) {
+        let reason: String = reason.into();
+        *lock(&self.state().taint) = Some(reason.into());
+    }
+
+    /// Calls another tool of the same plan, by the same path: never with more rights than the plan has.
+    ///
+    /// The plan's permit is inherited; the other tool's is taken unless a call above this one holds it. At most 16 deep.
+    ///
+    /// # Errors
+    ///
+    /// As [`PlanHandle::execute`](crate::PlanHandle::execute).
+    ///
+    /// # Cancel safety
+    ///
+    /// As there.
+    pub async fn execute_nested(&self, name: &str, input: &Value) -> Result<ToolResult, CallError> {
+        let frame = Arc::new(Frame::new(self.call, self.tool, self.parent.clone()));
+        let options = CallOptions::new().token(self.cancellation_token());
+        Box::pin(execute::call(
+            &self.scope,
+            name,
+            input,
+            &options,
+            Some(frame),
+        ))
+        .await
+    }
+
+    /// As [`ActivationContext::shared`], asked for by a call; the instance of the tool becomes its dependent.
+    ///
+    /// # Errors
+    ///
+    /// As there; and `NotActivated` for an immediate tool, which has no place in the plan that could hold it.
+    ///
+    /// # Cancel safety
+    ///
+    /// As there.
+    pub async fn shared<T, F, Fut>(&self, name: &str, make: F) -> Result<Arc<T>, ToolFailure>
+    where
+        T: SharedActivation,
+        F: FnOnce(ActivationContext) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, ToolFailure>> + Send + 'static,
+    {
+        let Some(active) = &self.active else {
+            let message = format!(
+                "an immediate tool cannot hold `{name}`: only a managed tool has an activation"
+            );
+            return Err(ToolFailure::new(FailureKind::NotActivated, message));
+        };
+        let shared = self
+            .scope
+            .shared_instance(name, &active.attempt, None, make)
+            .await;
+        shared.map_err(|refused| failure_of(name, refused))
+    }
+
+    /// Cancels what the tool sees of the call.
+    pub(crate) fn cancel(&self) {
+        self.cancellation_token().cancel();
+    }
+}
+
+impl fmt::Debug for ToolExecutionContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ToolExecutionContext")
+            .field("plan", &self.scope.id)
+            .field("call", &self.call)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,161 @@
+//! Where every activation and deactivation runs: a Tokio runtime that no caller can end.
+//!
+//! I/O objects die with the Tokio runtime that made them, and clean-up that is handed to a caller's runtime is lost when
+//! that one ends. So the jobs of the crate run here, and its timers are made here.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tracing::Instrument;
+use tracing::instrument::WithSubscriber;
+
+use crate::contain::contain;
+use crate::sync::{Mutex, lock};
+
+/// A piece of work for the keeper. It contains what it calls, and settles what it owes even when dropped.
+pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// How a job begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Begin {
+    /// Polled first by the task that asked, inside the keeper's context; what is not ready then goes on in the keeper.
+    Here,
+    /// Wholly in the keeper. The only way from a `Drop`.
+    There,
+}
+
+/// The runtime's own Tokio runtime, or a given one in tests.
+#[derive(Debug)]
+#[cfg_attr(
+    not(any(feature = "test-util", toolscope_shuttle)),
+    expect(unreachable_pub, reason = "public for tests only")
+)]
+pub struct Keeper {
+    handle: Handle,
+    own: Mutex<Option<tokio::runtime::Runtime>>,
+    foreign: bool,
+}
+
+impl Keeper {
+    /// Runs the jobs on a Tokio runtime of the test's own, so that its paused clock is the keeper's too.
+    ///
+    /// The guarantees then hold only while that runtime lives, and the last drop of the
+    /// [`ToolRuntime`](crate::ToolRuntime) does not wait.
+    #[cfg(any(feature = "test-util", toolscope_shuttle))]
+    pub fn on(handle: Handle) -> Self {
+        Self {
+            handle,
+            own: Mutex::new(None),
+            foreign: true,
+        }
+    }
+
+    #[cfg(not(toolscope_shuttle))]
+    pub(crate) fn start(workers: usize) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(workers.max(1))
+            .thread_name("toolscope-keeper")
+            .enable_all()
+            .build()?;
+        let handle = runtime.handle().clone();
+        Ok(Self {
+            handle,
+            own: Mutex::new(Some(runtime)),
+            foreign: false,
+        })
+    }
+
+    #[cfg(toolscope_shuttle)]
+    pub(crate) fn start(_workers: usize) -> io::Result<Self> {
+        Err(io::Error::other("a model has no keeper of its own"))
+    }
+
+    /// Begins a job; the caller's span and subscriber go along.
+    pub(crate) fn begin(&self, mut job: Job, begin: Begin) {
+        if begin == Begin::Here {
+            let _context = self.enter();
+            let polled = contain(|| {
+                job.as_mut()
+                    .poll(&mut Context::from_waker(Waker::noop()))
+                    .is_ready()
+            });
+            if polled.unwrap_or(true) {
+                return;
+            }
+        }
+        // The noop waker of the first poll is replaced here: a spawned task is always polled.
+        drop(
+            self.handle
+                .spawn(job.in_current_span().with_current_subscriber()),
+        );
+    }
+
+    /// A timer of the keeper's, for callers whose runtime has none.
+    pub(crate) fn sleep(&self, time: Duration) -> tokio::time::Sleep {
+        let _context = self.enter();
+        tokio::time::sleep(time)
+    }
+
+    #[cfg(not(toolscope_shuttle))]
+    pub(crate) fn enter(&self) -> tokio::runtime::EnterGuard<'_> {
+        self.handle.enter()
+    }
+
+    #[cfg(toolscope_shuttle)]
+    #[expect(clippy::unused_self, reason = "a model has one runtime")]
+    pub(crate) fn enter(&self) {}
+
+    /// Whether this thread is one of the keeper's, or inside its context.
+    #[cfg(not(toolscope_shuttle))]
+    pub(crate) fn is_here(&self) -> bool {
+        Handle::try_current().is_ok_and(|here| here.id() == self.handle.id())
+    }
+
+    #[cfg(toolscope_shuttle)]
+    pub(crate) fn is_here(&self) -> bool {
+        self.foreign
+    }
+
+    /// Whether it is a test's, so that nobody may wait for it while dropping.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.foreign
+    }
+
+    /// Ends the keeper's threads without waiting for them; jobs that are left settle as they are dropped.
+    pub(crate) fn stop(&self) {
+        let own = lock(&self.own).take();
+        #[cfg(not(toolscope_shuttle))]
+        if let Some(runtime) = own {
+            // Dropping a Tokio runtime in async code panics; this does not.
+            runtime.shutdown_background();
+        }
+        #[cfg(toolscope_shuttle)]
+        drop(own);
+    }
+}
+
+/// Runs a job on a thread of its own, when the keeper is gone; the job comes back if there can be no thread.
+#[cfg(not(toolscope_shuttle))]
+pub(crate) fn last_resort(job: Job) {
+    // A job that is dropped because there is no thread or no runtime settles what it owes as lost.
+    let spawned = std::thread::Builder::new()
+        .name("toolscope-last-resort".into())
+        .spawn(move || {
+            if let Ok(runtime) = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+            {
+                runtime.block_on(job);
+            }
+        });
+    drop(spawned);
+}
+
+#[cfg(toolscope_shuttle)]
+pub(crate) fn last_resort(job: Job) {
+    drop(tokio::spawn(job));
+}

@@ -1,0 +1,470 @@
+//! What the runtime owes for an activation, as a value; and the two jobs that hold one.
+//!
+//! # Invariants
+//!
+//! 1. An [`Owed`] exists before the first side effect, and the books (the slot machine) are lowered only when it settles.
+//! 2. It settles itself, even in `Drop`: with an instance in hand whose `deactivate` was not called, the job goes to a
+//!    last-resort thread; if that fails too, the instance counts as lost.
+//! 3. `deactivate` is called by the one holder of the [`Owed`] that took the instance out of its slot.
+//! 4. What an activation was handed is released after it has settled, never before.
+
+use std::any::Any;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::contain::{BoxFuture, Contained, Panicked, drop_contained};
+use crate::context::{ActivationContext, DeactivationContext};
+use crate::error::{ActivationError, ActivationPhase};
+use crate::fault::fault;
+use crate::keeper::last_resort;
+use crate::lease::Gate;
+use crate::registry::ToolEntry;
+use crate::scope::PlanScope;
+use crate::slot::{Refused, SlotId, Why};
+use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use crate::sync::{Mutex, lock};
+use crate::tool::{SharedActivation, ToolFailure, ToolInstance};
+use crate::trace::DeactivationOutcome;
+
+/// The least time a deactivation gets, whatever is left of the budget.
+pub(crate) const LEAST_DEACTIVATION: Duration = Duration::from_millis(250);
+
+/// What an attempt tells all who wait for it.
+pub(crate) type Verdict = Option<Result<(), Refused>>;
+
+/// An activated tool or shared activation.
+pub(crate) enum Held {
+    Tool(Arc<dyn ToolInstance>),
+    Shared {
+        any: Arc<dyn Any + Send + Sync>,
+        shared: Arc<dyn SharedActivation>,
+    },
+}
+
+/// How an instance comes to be.
+pub(crate) enum Make {
+    Tool(Arc<ToolEntry>),
+    Shared(
+        Box<dyn FnOnce(ActivationContext) -> BoxFuture<'static, Result<Held, ToolFailure>> + Send>,
+    ),
+}
+
+impl Make {
+    fn run(self, ctx: ActivationContext) -> BoxFuture<'static, Result<Held, ToolFailure>> {
+        match self {
+            Self::Tool(entry) => {
+                Box::pin(async move { entry.tool.activate(&ctx).await.map(Held::Tool) })
+            }
+            Self::Shared(make) => make(ctx),
+        }
+    }
+}
+
+/// One attempt to activate, and later the instance: what it was handed, and what undoes it half-way.
+pub(crate) struct Attempt {
+    /// `None` once settled: nothing is handed out then.
+    holds: Mutex<Option<Vec<Hold>>>,
+    rollback: Mutex<Vec<Deferred>>,
+    /// It failed because something shared did, which is not its fault.
+    pub(crate) shared_failed: AtomicBool,
+}
+
+/// Work that undoes a part of an activation.
+pub(crate) type Deferred = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
+
+impl Attempt {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            holds: Mutex::new(Some(Vec::new())),
+            rollback: Mutex::new(Vec::new()),
+            shared_failed: AtomicBool::new(false),
+        })
+    }
+
+    /// Keeps a shared activation alive until this attempt, or its instance, has settled.
+    pub(crate) fn hold(&self, hold: Hold) -> bool {
+        let mut spare = None;
+        let kept = match &mut *lock(&self.holds) {
+            Some(holds) if holds.iter().any(|held| held.is_same(&hold)) => {
+                spare = Some(hold);
+                true
+            }
+            Some(holds) => {
+                holds.push(hold);
+                true
+            }
+            None => {
+                spare = Some(hold);
+                false
+            }
+        };
+        drop(spare);
+        kept
+    }
+
+    pub(crate) fn defer(&self, work: Deferred) {
+        lock(&self.rollback).push(work);
+    }
+
+    fn release(&self) {
+        let holds = lock(&self.holds).take();
+        drop(holds);
+    }
+
+    /// Runs what was deferred, the last first, each contained and bounded.
+    async fn roll_back(&self, limit: Duration) {
+        loop {
+            let next = lock(&self.rollback).pop();
+            let Some(work) = next else { return };
+            let undone = timeout(limit, Contained::new(work)).await;
+            drop(undone);
+        }
+    }
+
+    /// Forgets what was deferred: the activation went well.
+    fn keep(&self) {
+        let deferred = std::mem::take(&mut *lock(&self.rollback));
+        if !deferred.is_empty() {
+            drop_contained(deferred);
+        }
+    }
+}
+
+/// A dependent's claim on a shared activation. Its drop may be what lets that one be deactivated.
+pub(crate) struct Hold {
+    scope: Arc<PlanScope>,
+    slot: SlotId,
+}
+
+impl Hold {
+    /// The slot machine has counted the dependent.
+    pub(crate) fn new(scope: &Arc<PlanScope>, slot: SlotId) -> Self {
+        Self {
+            scope: Arc::clone(scope),
+            slot,
+        }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.scope, &other.scope) && self.slot == other.slot
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.scope.release(self.slot);
+    }
+}
+
+/// An instance behind the gate of its executions.
+pub(crate) struct Active {
+    /// `None` only in `Drop`.
+    held: Option<Held>,
+    pub(crate) gate: Gate,
+    pub(crate) slot: SlotId,
+    pub(crate) generation: u32,
+    pub(crate) attempt: Arc<Attempt>,
+}
+
+impl Active {
+    pub(crate) fn new(held: Held, slot: SlotId, generation: u32, attempt: &Arc<Attempt>) -> Self {
+        Self {
+            held: Some(held),
+            gate: Gate::new(),
+            slot,
+            generation,
+            attempt: Arc::clone(attempt),
+        }
+    }
+
+    pub(crate) fn held(&self) -> &Held {
+        self.held
+            .as_ref()
+            .expect("BUG: an instance is in place until it is dropped")
+    }
+}
+
+/// An instance as the way to its gate: what a call of a managed tool holds.
+pub(crate) struct InstanceGate(pub(crate) Arc<Active>);
+
+impl Deref for InstanceGate {
+    type Target = Gate;
+
+    fn deref(&self) -> &Gate {
+        &self.0.gate
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        drop_contained(self.held.take());
+    }
+}
+
+/// One obligation of a plan. See the module.
+pub(crate) struct Owed {
+    scope: Arc<PlanScope>,
+    slot: SlotId,
+    stage: Stage,
+    /// This is the last-resort thread's.
+    last_chance: bool,
+}
+
+enum Stage {
+    /// `activate` has not returned.
+    Activating {
+        publish: watch::Sender<Verdict>,
+        attempt: Arc<Attempt>,
+    },
+    /// `deactivate` has not been called.
+    Holding {
+        active: Arc<Active>,
+        why: Why,
+    },
+    /// `deactivate` has been called and has not returned.
+    Calling {
+        active: Arc<Active>,
+        since: Instant,
+        overrun: bool,
+    },
+    Settled,
+}
+
+impl Owed {
+    /// For a slot that has just become `Activating`.
+    pub(crate) fn activation(
+        scope: &Arc<PlanScope>,
+        slot: SlotId,
+        publish: watch::Sender<Verdict>,
+    ) -> Self {
+        let stage = Stage::Activating {
+            publish,
+            attempt: Attempt::new(),
+        };
+        Self {
+            scope: Arc::clone(scope),
+            slot,
+            stage,
+            last_chance: false,
+        }
+    }
+
+    /// For an instance that has just been taken out of its slot.
+    pub(crate) fn deactivation(scope: &Arc<PlanScope>, active: Arc<Active>, why: Why) -> Self {
+        let slot = active.slot;
+        Self {
+            scope: Arc::clone(scope),
+            slot,
+            stage: Stage::Holding { active, why },
+            last_chance: false,
+        }
+    }
+
+    /// Puts the instance in place; true if the plan closed or the host asked meanwhile, so that it must go at once.
+    fn commit(&mut self, held: Held) -> bool {
+        let Stage::Activating { publish, attempt } =
+            std::mem::replace(&mut self.stage, Stage::Settled)
+        else {
+            unreachable!("BUG: an activation is committed once");
+        };
+        let doom = self.scope.commit(self.slot, held, &attempt);
+        attempt.keep();
+        match doom {
+            Ok(()) => {
+                publish.send_replace(Some(Ok(())));
+                self.scope.tell_changed();
+                false
+            }
+            Err((active, why)) => {
+                let refused = match &why {
+                    Why::End(reason) => Refused::Ended(*reason),
+                    Why::Host | Why::Tainted(_) => Refused::Deactivated,
+                };
+                self.stage = Stage::Holding { active, why };
+                publish.send_replace(Some(Err(refused)));
+                true
+            }
+        }
+    }
+
+    fn fail(&mut self, error: ActivationError) {
+        let Stage::Activating { publish, attempt } =
+            std::mem::replace(&mut self.stage, Stage::Settled)
+        else {
+            return;
+        };
+        let counts = !attempt.shared_failed.load(Relaxed);
+        self.scope.fail(self.slot, error.clone(), counts);
+        attempt.release();
+        publish.send_replace(Some(Err(Refused::Activation(error))));
+        self.scope.conclude();
+    }
+
+    fn call(&mut self, overrun: bool) {
+        if let Stage::Holding { active, .. } = &self.stage {
+            self.stage = Stage::Calling {
+                active: Arc::clone(active),
+                since: Instant::now(),
+                overrun,
+            };
+        }
+    }
+
+    fn settle(&mut self, how: DeactivationOutcome) {
+        let (active, took, overrun) = match std::mem::replace(&mut self.stage, Stage::Settled) {
+            Stage::Calling {
+                active,
+                since,
+                overrun,
+            } => (active, since.elapsed(), overrun),
+            Stage::Holding { active, .. } => (active, Duration::ZERO, false),
+            Stage::Activating { .. } | Stage::Settled => return,
+        };
+        self.scope.settle(&active, how, took, overrun);
+        active.attempt.release();
+        drop(active);
+        self.scope.conclude();
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        let again = |stage| Self {
+            scope: Arc::clone(&self.scope),
+            slot: self.slot,
+            stage,
+            last_chance: true,
+        };
+        match std::mem::replace(&mut self.stage, Stage::Settled) {
+            Stage::Settled => {}
+            Stage::Activating { publish, attempt } => {
+                let owed = again(Stage::Activating {
+                    publish,
+                    attempt: Arc::clone(&attempt),
+                });
+                if self.last_chance || lock(&attempt.rollback).is_empty() {
+                    fail_unrun(owed);
+                } else {
+                    last_resort(Box::pin(roll_back_unrun(owed, attempt)));
+                }
+            }
+            Stage::Holding { active, why } => {
+                let mut owed = again(Stage::Holding { active, why });
+                if fault("owed-lowers-the-books") {
+                    owed.settle(DeactivationOutcome::Ok);
+                } else if self.last_chance {
+                    owed.settle(DeactivationOutcome::Lost);
+                } else {
+                    last_resort(Box::pin(deactivate(owed)));
+                }
+            }
+            calling @ Stage::Calling { .. } => {
+                again(calling).settle(DeactivationOutcome::Abandoned)
+            }
+        }
+    }
+}
+
+fn fail_unrun(mut owed: Owed) {
+    let label = owed.scope.label(owed.slot);
+    owed.fail(ActivationError::new(
+        label,
+        ActivationPhase::NotRun,
+        "the keeper ended while it was under way",
+    ));
+}
+
+async fn roll_back_unrun(owed: Owed, attempt: Arc<Attempt>) {
+    attempt
+        .roll_back(owed.scope.settings().deadlines.deactivate)
+        .await;
+    fail_unrun(owed);
+}
+
+/// The activation job.
+pub(crate) async fn activate(mut owed: Owed, make: Make) {
+    let Stage::Activating { attempt, .. } = &owed.stage else {
+        return;
+    };
+    let attempt = Arc::clone(attempt);
+    let scope = Arc::clone(&owed.scope);
+    let deadlines = scope.settings().deadlines;
+    let ended = {
+        let ctx = ActivationContext::new(&scope, owed.slot, &attempt);
+        let work = Contained::new(move || make.run(ctx));
+        tokio::select! {
+            biased;
+            ended = work => Some(ended),
+            () = scope.activation_limit(deadlines.activate) => None,
+        }
+    };
+    let label = scope.label(owed.slot);
+    let error = match ended {
+        Some(
+            Ok(Ok(held))
+            | Err(Panicked {
+                value: Some(Ok(held)),
+                ..
+            }),
+        ) => {
+            if owed.commit(held) {
+                deactivate(owed).await;
+            }
+            return;
+        }
+        Some(
+            Ok(Err(failure))
+            | Err(Panicked {
+                value: Some(Err(failure)),
+                ..
+            }),
+        ) => {
+            let message = failure.message().to_owned();
+            ActivationError::caused(label, message, failure.into_source())
+        }
+        Some(Err(Panicked { text, .. })) => {
+            ActivationError::new(label, ActivationPhase::Panicked, text)
+        }
+        None => {
+            let message = format!(
+                "it did not return within {:?}, or by the end of its plan",
+                deadlines.activate
+            );
+            ActivationError::new(label, ActivationPhase::TimedOut, message)
+        }
+    };
+    // Undone before anyone is told: the next attempt must not overlap with what is left of this one.
+    attempt.roll_back(deadlines.deactivate).await;
+    owed.fail(error);
+}
+
+/// The deactivation job: drain, call, settle.
+pub(crate) async fn deactivate(mut owed: Owed) {
+    let Stage::Holding { active, why } = &owed.stage else {
+        return;
+    };
+    let (active, why) = (Arc::clone(active), why.clone());
+    let scope = Arc::clone(&owed.scope);
+    let overrun = scope.drain(&active.gate, &why).await;
+    let limit = scope.deactivation_limit(&why);
+    owed.call(overrun > 0);
+    let how = {
+        let ctx = DeactivationContext::new(&scope, &why);
+        let work = Contained::new(|| match active.held() {
+            Held::Tool(instance) => instance.deactivate(&ctx),
+            Held::Shared { shared, .. } => shared.deactivate(&ctx),
+        });
+        match timeout_at(limit, work).await {
+            Ok(Ok(Ok(()))) => DeactivationOutcome::Ok,
+            Ok(Ok(Err(failure))) => DeactivationOutcome::Failed(failure.message().to_owned()),
+            Ok(Err(Panicked { text, .. })) => DeactivationOutcome::Panicked(text),
+            Err(_) => DeactivationOutcome::TimedOut,
+        }
+    };
+    drop(active);
+    owed.settle(how);
+}

@@ -1,0 +1,721 @@
+//! The runtime: what a service builds once, begins plans on, and shuts down.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::pin;
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use crate::cache::ToolLifecycleCache;
+use crate::context::PlanId;
+use crate::error::{EndReason, ToolError, ToolRuntimeError};
+use crate::fault::fault;
+use crate::keeper::{Begin, Job, Keeper, last_resort};
+use crate::plan::{Deadlines, Plan, PlanHandle, PlanOptions, PlanReport, PlanSettings};
+use crate::registry::ToolRegistry;
+use crate::scope::PlanScope;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use crate::sync::{Mutex, lock};
+use crate::tool::Tool;
+
+/// What the runtime and everything of it share.
+pub(crate) struct Core {
+    pub(crate) registry: ToolRegistry,
+    pub(crate) cache: ToolLifecycleCache,
+    pub(crate) defaults: PlanSettings,
+    pub(crate) ledger: Ledger,
+    /// `None` inside if no thread could be had for it.
+    keeper: OnceLock<Option<Keeper>>,
+    keeper_threads: usize,
+    next_plan: AtomicU64,
+    shut: AtomicBool,
+    /// Made when first asked for, gone once the runtime is.
+    root: Mutex<Option<Arc<PlanScope>>>,
+    /// While shutting down: another plan has settled.
+    changed: Notify,
+}
+
+/// Counts of what was activated and what became of it.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    pub(crate) started: AtomicU64,
+    pub(crate) activated: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) deactivated: AtomicU64,
+    pub(crate) troubled: AtomicU64,
+    pub(crate) lost: AtomicU64,
+}
+
+impl Core {
+    fn keeper(&self) -> Option<&Keeper> {
+        self.keeper
+            .get_or_init(|| Keeper::start(self.keeper_threads).ok())
+            .as_ref()
+    }
+
+    /// Runs a job on the keeper, or on a thread of its own where there can be none.
+    pub(crate) fn submit(&self, job: Job, begin: Begin) {
+        match self.keeper() {
+            Some(keeper) => keeper.begin(job, begin),
+            None => last_resort(job),
+        }
+    }
+
+    /// As [`submit`](Self::submit), for a deactivation.
+    pub(crate) fn submit_clean_up(&self, job: Job, begin: Begin) {
+        #[cfg(toolscope_faults)]
+        if fault("clean-up-on-the-callers-runtime") {
+            if let Ok(caller) = tokio::runtime::Handle::try_current() {
+                drop(caller.spawn(job));
+            }
+            return;
+        }
+        self.submit(job, begin);
+    }
+
+    /// A timer that needs nothing of the caller's runtime.
+    pub(crate) async fn sleep(&self, time: Duration) {
+        match self.keeper() {
+            Some(keeper) => keeper.sleep(time).await,
+            // Without a thread for the keeper the caller's timers are the best there is.
+            None => tokio::time::sleep(time).await,
+        }
+    }
+
+    /// The scope of what outlives one plan.
+    pub(crate) fn root(self: &Arc<Self>) -> Arc<PlanScope> {
+        let mut root = lock(&self.root);
+        if let Some(root) = &*root {
+            return Arc::clone(root);
+        }
+        let scope = PlanScope::new(self, PlanId::new(0), self.registry.snapshot(), None, None);
+        if self.shut.load(SeqCst) {
+            drop(root);
+            scope.close(EndReason::ShutDown, Begin::There);
+        } else {
+            *root = Some(Arc::clone(&scope));
+        }
+        scope
+    }
+
+    fn known_root(&self) -> Option<Arc<PlanScope>> {
+        lock(&self.root).clone()
+    }
+
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        options: PlanOptions,
+        parent: Option<&Arc<PlanScope>>,
+    ) -> Result<Plan, ToolRuntimeError> {
+        if fault("flag-before-insert") && self.shut.load(SeqCst) {
+            return Err(ToolRuntimeError::ShutDown);
+        }
+        let watched = options.watched();
+        let (tools, settings) = match parent {
+            None => (
+                self.registry.snapshot(),
+                options.settle(&self.defaults, false),
+            ),
+            Some(parent) => {
+                let mut settings = options.settle(parent.settings(), true);
+                if let Some(settings) = &mut settings {
+                    settings.confine(parent.settings())?;
+                }
+                (Arc::clone(&parent.tools), settings)
+            }
+        };
+        let id = PlanId::new(self.next_plan.fetch_add(1, Relaxed) + 1);
+        let scope = PlanScope::new(self, id, tools, settings, parent.cloned());
+        // Insert first, look second: whoever shuts down sets the flag first and collects second.
+        self.cache.insert(&scope);
+        let refused = if self.shut.load(SeqCst) && !fault("flag-before-insert") {
+            Some(ToolRuntimeError::ShutDown)
+        } else {
+            parent.and_then(|parent| parent.adopt(&scope).err())
+        };
+        if let Some(refused) = refused {
+            scope.close(EndReason::ShutDown, Begin::There);
+            return Err(refused);
+        }
+        if watched.0.is_some() || watched.1.is_some() {
+            self.submit(Box::pin(watch(Arc::clone(&scope), watched)), Begin::There);
+        }
+        Ok(Plan::new(scope))
+    }
+
+    /// A plan has come to rest: it leaves the books, last of all.
+    pub(crate) fn settled(&self, id: PlanId) {
+        self.cache.remove(id);
+        if self.shut.load(SeqCst) {
+            self.changed.notify_waiters();
+        }
+    }
+
+    fn close_all(&self) {
+        self.shut.store(true, SeqCst);
+        for scope in self.cache.all() {
+            scope.close(EndReason::ShutDown, Begin::There);
+        }
+    }
+
+    fn close_root(&self) {
+        if let Some(root) = self.known_root() {
+            root.close(EndReason::ShutDown, Begin::There);
+        }
+    }
+
+    /// Waits until every plan has settled, then closes the root scope and waits for that.
+    async fn until_settled(&self) {
+        while !self.cache.is_empty() {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if self.cache.is_empty() {
+                break;
+            }
+            changed.await;
+        }
+        self.close_root();
+        let root = self.known_root();
+        if let Some(root) = root {
+            root.until(|inner| inner.is_settled()).await;
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        let ledger = &self.ledger;
+        let count = |counter: &AtomicU64| counter.load(SeqCst);
+        let open = self
+            .cache
+            .all()
+            .iter()
+            .chain(&self.known_root())
+            .map(|scope| scope.open_instances())
+            .sum();
+        Stats {
+            plans: self.cache.len(),
+            started: count(&ledger.started),
+            activated: count(&ledger.activated),
+            failed: count(&ledger.failed),
+            deactivated: count(&ledger.deactivated),
+            troubled: count(&ledger.troubled),
+            open,
+            lost: count(&ledger.lost),
+        }
+    }
+}
+
+/// Ends a plan by its token or its deadline.
+async fn watch(
+    scope: Arc<PlanScope>,
+    watched: (
+        Option<tokio_util::sync::CancellationToken>,
+        Option<Duration>,
+    ),
+) {
+    let (token, deadline) = watched;
+    let cancelled = async {
+        match &token {
+            Some(token) => token.cancelled().await,
+            None => std::future::pending().await,
+        }
+    };
+    let passed = async {
+        match deadline {
+            Some(deadline) => tokio::time::sleep(deadline).await,
+            None => std::future::pending().await,
+        }
+    };
+    let reason = tokio::select! {
+        biased;
+        () = scope.ended() => return,
+        () = cancelled => EndReason::Cancelled,
+        () = passed => EndReason::DeadlinePassed,
+    };
+    scope.close(reason, Begin::There);
+}
+
+// ===== ToolRuntime =====
+
+/// The runtime of a service's tools: the registry, the live plans, and the keeper that activates and deactivates.
+///
+/// It is the one owner and not `Clone`: hand out [`handle`](Self::handle)s, or share it in an `Arc`.
+///
+/// # Drop behaviour
+///
+/// Dropping it ends every plan and waits for their deactivations, at most for the builder's
+/// [`drop_wait`](ToolRuntimeBuilder::drop_wait). The wait blocks the thread; the deactivations do not need that thread,
+/// unless a tool's clean-up does: then use [`shutdown`](Self::shutdown). On a thread of the keeper it never waits.
+pub struct ToolRuntime {
+    core: Arc<Core>,
+    drop_wait: Duration,
+}
+
+impl ToolRuntime {
+    /// Starts a description of a runtime.
+    pub fn builder() -> ToolRuntimeBuilder {
+        ToolRuntimeBuilder {
+            tools: Vec::new(),
+            keeper: None,
+            keeper_threads: 2,
+            deadlines: Deadlines::default(),
+            drop_wait: Duration::from_secs(5),
+        }
+    }
+
+    /// The tools. What is registered from now on is seen by plans that begin from now on.
+    pub fn registry(&self) -> &ToolRegistry {
+        &self.core.registry
+    }
+
+    /// Begins a plan.
+    ///
+    /// # Errors
+    ///
+    /// `ShutDown` once [`shutdown`](Self::shutdown) has begun.
+    pub fn begin(&self, options: PlanOptions) -> Result<Plan, ToolRuntimeError> {
+        self.core.begin(options, None)
+    }
+
+    /// Runs a plan from begin to finish: whatever becomes of `body`, the plan ends, and if it panics the panic goes on
+    /// after the clean-up.
+    ///
+    /// # Errors
+    ///
+    /// `ShutDown` once [`shutdown`](Self::shutdown) has begun.
+    ///
+    /// # Panics
+    ///
+    /// With the panic of `body`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops `body` and ends the plan, as dropping a [`Plan`] does.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use toolscope::{EndReason, PlanOptions, ToolRuntime};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let runtime = ToolRuntime::builder().build().await?;
+    /// let (tools, report) = runtime.run(PlanOptions::new(), async |plan| plan.tools().descriptors().count()).await?;
+    /// assert_eq!((tools, report.reason()), (0, EndReason::Finished));
+    /// # Ok(()) }
+    /// ```
+    pub async fn run<T, F, Fut>(
+        &self,
+        options: PlanOptions,
+        body: F,
+    ) -> Result<(T, PlanReport), ToolRuntimeError>
+    where
+        F: FnOnce(PlanHandle) -> Fut,
+        Fut: Future<Output = T>,
+    {
+        let plan = self.begin(options)?;
+        let handle = plan.handle();
+        let ended = {
+            let mut body = pin!(async move { body(handle).await });
+            std::future::poll_fn(|cx| {
+                match catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(cx))) {
+                    Ok(Poll::Pending) => Poll::Pending,
+                    Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
+                    Err(panic) => Poll::Ready(Err(panic)),
+                }
+            })
+            .await
+        };
+        let reason = if ended.is_ok() {
+            EndReason::Finished
+        } else {
+            EndReason::Panicked
+        };
+        let report = plan.end(reason).await;
+        match ended {
+            Ok(value) => Ok((value, report)),
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+
+    /// A live plan, by its number.
+    pub fn plan(&self, id: PlanId) -> Option<PlanHandle> {
+        self.core.cache.get(id).map(|scope| PlanHandle { scope })
+    }
+
+    /// A weak handle for tools and tasks.
+    pub fn handle(&self) -> RuntimeHandle {
+        RuntimeHandle::new(&self.core)
+    }
+
+    /// The ledger and the number of live plans, at this moment. Exact when nothing is under way.
+    pub fn stats(&self) -> Stats {
+        self.core.stats()
+    }
+
+    /// Refuses new plans, ends all there are, and waits until everything is deactivated, at most until the deadline. Its
+    /// clock does not depend on the keeper. May be called again.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once polled all plans have ended; dropping the future gives up the waiting and nothing else.
+    pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
+        self.core.close_all();
+        let settled = self.core.until_settled();
+        tokio::select! {
+            biased;
+            () = settled => {}
+            () = clock_of_its_own(&self.core, deadline) => self.core.close_root(),
+        }
+        let scopes = self
+            .core
+            .cache
+            .all()
+            .into_iter()
+            .chain(self.core.known_root());
+        let stragglers = scopes
+            .filter(|scope| !scope.is_settled())
+            .map(|scope| Straggler {
+                plan_id: scope.id,
+                unsettled: scope.unsettled(),
+            })
+            .collect();
+        ShutdownReport {
+            stragglers,
+            stats: self.stats(),
+        }
+    }
+
+    /// Waits for SIGTERM or SIGINT (Ctrl-C), then shuts down as [`shutdown`](Self::shutdown) does. It never exits the
+    /// process. A second signal has its default effect, and so has the first after this future was dropped.
+    ///
+    /// # Errors
+    ///
+    /// When no signal handler can be installed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe before a signal came; then as [`shutdown`](Self::shutdown).
+    #[cfg(not(toolscope_shuttle))]
+    pub async fn shutdown_on_signals(&self, deadline: Duration) -> std::io::Result<ShutdownReport> {
+        signalled(&self.core).await?;
+        Ok(self.shutdown(deadline).await)
+    }
+}
+
+impl fmt::Debug for ToolRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ToolRuntime")
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for ToolRuntime {
+    fn drop(&mut self) {
+        self.core.close_all();
+        let Some(Some(keeper)) = self.core.keeper.get() else {
+            self.core.close_root();
+            drop(lock(&self.core.root).take());
+            return;
+        };
+        if keeper.is_foreign() {
+            self.core.close_root();
+        } else if keeper.is_here() {
+            // To wait on a thread that must do the work would be a deadlock: another one waits, and ends the keeper.
+            let (core, wait) = (Arc::clone(&self.core), self.drop_wait);
+            let spawned = std::thread::Builder::new()
+                .name("toolscope-drop".into())
+                .spawn(move || close_down(&core, wait));
+            drop(spawned);
+            return;
+        } else {
+            close_down(&self.core, self.drop_wait);
+            return;
+        }
+        drop(lock(&self.core.root).take());
+    }
+}
+
+/// The last part of a drop: waits, bounded, for what is left, and ends the keeper.
+fn close_down(core: &Core, wait: Duration) {
+    if !block_within(core.until_settled(), wait) {
+        core.close_root();
+    }
+    if let Some(Some(keeper)) = core.keeper.get() {
+        keeper.stop();
+    }
+    let root = lock(&core.root).take();
+    drop(root);
+}
+
+/// Drives a future on this thread for at most that long; true if it was done. Needs no runtime.
+fn block_within(work: impl Future<Output = ()>, wait: Duration) -> bool {
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut cx = Context::from_waker(&waker);
+    let mut work = pin!(work);
+    let began = Instant::now();
+    loop {
+        if work.as_mut().poll(&mut cx).is_ready() {
+            return true;
+        }
+        let left = wait.saturating_sub(began.elapsed());
+        if left.is_zero() {
+            return false;
+        }
+        std::thread::park_timeout(left);
+    }
+}
+
+/// Waits by a thread of its own: a keeper whose threads are all blocked cannot stop this clock.
+#[cfg(not(toolscope_shuttle))]
+async fn clock_of_its_own(core: &Core, wait: Duration) {
+    let (passed, wait_for) = tokio::sync::oneshot::channel::<()>();
+    let (_guard, stop) = std::sync::mpsc::channel::<()>();
+    let spawned = std::thread::Builder::new()
+        .name("toolscope-clock".into())
+        .spawn(move || {
+            if stop.recv_timeout(wait) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                // Nobody listens once the shutdown is over.
+                passed.send(()).unwrap_or_default();
+            }
+        });
+    match spawned {
+        Ok(_) => wait_for.await.unwrap_or_default(),
+        Err(_) => core.sleep(wait).await,
+    }
+}
+
+#[cfg(toolscope_shuttle)]
+async fn clock_of_its_own(_core: &Core, _wait: Duration) {
+    std::future::pending().await
+}
+
+#[cfg(all(unix, not(toolscope_shuttle)))]
+async fn signalled(core: &Core) -> std::io::Result<()> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    use tokio::signal::unix::{SignalKind, signal};
+
+    /// From now on a signal has its default effect again.
+    struct Armed(Arc<AtomicBool>);
+    impl Drop for Armed {
+        fn drop(&mut self) {
+            self.0.store(true, SeqCst);
+        }
+    }
+    let armed = Armed(Arc::default());
+    let Some(keeper) = core.keeper() else {
+        return Err(std::io::Error::other("the keeper could not be started"));
+    };
+    let (mut terminate, mut interrupt) = {
+        let _context = keeper.enter();
+        (
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+        )
+    };
+    for number in [SIGTERM, SIGINT] {
+        signal_hook::flag::register_conditional_default(number, Arc::clone(&armed.0))?;
+    }
+    tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    Ok(())
+}
+
+#[cfg(all(not(unix), not(toolscope_shuttle)))]
+async fn signalled(_core: &Core) -> std::io::Result<()> {
+    tokio::signal::ctrl_c().await
+}
+
+// ===== ToolRuntimeBuilder =====
+
+/// A description of a [`ToolRuntime`].
+#[must_use]
+pub struct ToolRuntimeBuilder {
+    tools: Vec<Arc<dyn Tool>>,
+    keeper: Option<Keeper>,
+    keeper_threads: usize,
+    deadlines: Deadlines,
+    drop_wait: Duration,
+}
+
+impl ToolRuntimeBuilder {
+    /// Registers a tool.
+    pub fn tool(mut self, tool: impl Tool) -> Self {
+        self.tools.push(Arc::new(tool));
+        self
+    }
+
+    /// The threads of the keeper. 2 by default; 0 is taken as 1.
+    pub fn keeper_threads(mut self, threads: usize) -> Self {
+        self.keeper_threads = threads;
+        self
+    }
+
+    /// The bounds in time of all plans that set none of their own.
+    pub fn deadlines(mut self, deadlines: Deadlines) -> Self {
+        self.deadlines = deadlines;
+        self
+    }
+
+    /// How long the drop of the runtime may wait for deactivations. 5 s by default.
+    pub fn drop_wait(mut self, limit: Duration) -> Self {
+        self.drop_wait = limit;
+        self
+    }
+
+    /// Runs the keeper's jobs on a given Tokio runtime.
+    #[cfg(any(feature = "test-util", toolscope_shuttle))]
+    pub fn keeper(mut self, keeper: Keeper) -> Self {
+        self.keeper = Some(keeper);
+        self
+    }
+
+    /// Builds the runtime. No thread is started before the first managed activation or the first timeout.
+    ///
+    /// # Errors
+    ///
+    /// The first tool that the registry does not take.
+    #[expect(clippy::unused_async, reason = "sources are discovered here")]
+    pub async fn build(self) -> Result<ToolRuntime, ToolError> {
+        let Self {
+            tools,
+            keeper,
+            keeper_threads,
+            deadlines,
+            drop_wait,
+        } = self;
+        let registry = ToolRegistry::default();
+        registry.register_all(tools)?;
+        let core = Core {
+            registry,
+            cache: ToolLifecycleCache::new(),
+            defaults: PlanSettings::defaults(deadlines),
+            ledger: Ledger::default(),
+            keeper: keeper.map_or_else(OnceLock::new, |keeper| OnceLock::from(Some(keeper))),
+            keeper_threads,
+            next_plan: AtomicU64::new(0),
+            shut: AtomicBool::new(false),
+            root: Mutex::new(None),
+            changed: Notify::new(),
+        };
+        Ok(ToolRuntime {
+            core: Arc::new(core),
+            drop_wait,
+        })
+    }
+}
+
+impl fmt::Debug for ToolRuntimeBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self
+            .tools
+            .iter()
+            .map(|tool| tool.descriptor().name.to_string())
+            .collect();
+        f.debug_struct("ToolRuntimeBuilder")
+            .field("tools", &names)
+            .finish_non_exhaustive()
+    }
+}
+
+// ===== RuntimeHandle =====
+
+/// A weak handle to a runtime, for tools and tasks. It keeps nothing alive.
+#[derive(Clone)]
+pub struct RuntimeHandle {
+    core: Weak<Core>,
+}
+
+impl RuntimeHandle {
+    pub(crate) fn new(core: &Arc<Core>) -> Self {
+        Self {
+            core: Arc::downgrade(core),
+        }
+    }
+
+    /// Begins a plan.
+    ///
+    /// # Errors
+    ///
+    /// `ShutDown` once the runtime is shutting down or gone.
+    pub fn begin(&self, options: PlanOptions) -> Result<Plan, ToolRuntimeError> {
+        self.core
+            .upgrade()
+            .ok_or(ToolRuntimeError::ShutDown)?
+            .begin(options, None)
+    }
+
+    /// A live plan, by its number.
+    pub fn plan(&self, id: PlanId) -> Option<PlanHandle> {
+        self.core
+            .upgrade()?
+            .cache
+            .get(id)
+            .map(|scope| PlanHandle { scope })
+    }
+
+    /// Cancels a plan by its number; false if there is none.
+    pub fn cancel(&self, id: PlanId) -> bool {
+        self.plan(id).inspect(PlanHandle::cancel).is_some()
+    }
+}
+
+impl fmt::Debug for RuntimeHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RuntimeHandle")
+            .field("alive", &(self.core.strong_count() > 0))
+            .finish()
+    }
+}
+
+// ===== Stats and ShutdownReport =====
+
+/// The ledger of a runtime. At any quiet moment `activated == deactivated + open + lost`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Plans that have not settled.
+    pub plans: usize,
+    /// Attempts to activate.
+    pub started: u64,
+    /// Activations that returned `Ok`.
+    pub activated: u64,
+    /// Attempts that gave no instance.
+    pub failed: u64,
+    /// Instances whose `deactivate` was called and is over, however it went.
+    pub deactivated: u64,
+    /// Those of them that did not go well, and the lost ones.
+    pub troubled: u64,
+    /// Instances that are active, or on their way out: counted by walking the slots of all plans.
+    pub open: u64,
+    /// Instances whose `deactivate` could not be called.
+    pub lost: u64,
+}
+
+/// How a shutdown went.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ShutdownReport {
+    /// The plans that had not settled at the deadline. Their deactivations go on while the runtime lives.
+    pub stragglers: Vec<Straggler>,
+    /// The ledger at the end.
+    pub stats: Stats,
+}
+
+/// A plan that had not settled when a shutdown's deadline passed.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Straggler {
+    /// The plan; 0 is the root scope.
+    pub plan_id: PlanId,
+    /// What it waits for, by name.
+    pub unsettled: Vec<String>,
+}

@@ -1,0 +1,543 @@
+//! One plan from the inside: its gate, its slots, its clock, and its end.
+//!
+//! # Locks
+//!
+//! `inner` and `log` are leaves: neither is held across an await, a wake, a drop of a foreign value or a call of foreign
+//! code, and neither while taking the other, the lock of another plan, or a shard of the cache.
+//!
+//! # Invariants
+//!
+//! 1. The slots are closed before the gate, both under `inner`, so that whoever finds the gate closed finds the reason.
+//! 2. A plan is `settled` once: it is closed, no slot is busy, no call is draining and no child is left. Only then does it
+//!    leave the cache and its parent.
+//! 3. Clean-up never runs under the plan's cancelled token.
+
+use std::pin::pin;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant as WallInstant, SystemTime};
+
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::context::PlanId;
+use crate::error::{ActivationError, CallError, EndReason, ToolCancelled, ToolRuntimeError};
+use crate::keeper::Begin;
+use crate::lease::Gate;
+use crate::obligation::{Active, Attempt, Held, LEAST_DEACTIVATION, Owed, Verdict, deactivate};
+use crate::plan::PlanSettings;
+use crate::registry::Snapshot;
+use crate::runtime::Core;
+use crate::slot::{Key, Retired, SlotId, SlotTable, Why};
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::trace::{DeactivationOutcome, DeactivationRecord, PlanLog};
+
+/// The most deactivations that one plan keeps a record of.
+const MOST_DEACTIVATIONS: usize = 1000;
+
+/// A plan, as its owner, its handles, its calls and its jobs share it.
+pub(crate) struct PlanScope {
+    pub(crate) id: PlanId,
+    pub(crate) core: Arc<Core>,
+    pub(crate) tools: Arc<Snapshot>,
+    pub(crate) gate: Gate,
+    pub(crate) log: Mutex<PlanLog>,
+    pub(crate) began: WallInstant,
+    pub(crate) began_at: SystemTime,
+    pub(crate) parent: Option<Arc<PlanScope>>,
+    /// `None` where the runtime's defaults hold.
+    settings: Option<Box<PlanSettings>>,
+    inner: Mutex<Inner>,
+    /// What tools see of the end, made when first asked for.
+    soft: OnceLock<CancellationToken>,
+    /// A slot, or the whole, came to rest.
+    changed: Notify,
+}
+
+pub(crate) struct Inner {
+    pub(crate) slots: SlotTable<Arc<Active>, watch::Receiver<Verdict>>,
+    children: Vec<Arc<PlanScope>>,
+    deactivations: Vec<DeactivationRecord>,
+    end: Option<End>,
+    settled: bool,
+}
+
+/// The clock of a plan's end, and what is left to drain.
+#[derive(Clone, Copy)]
+struct End {
+    closed: Instant,
+    /// The total budget is used up.
+    until: Instant,
+    draining: bool,
+    overrun: u64,
+}
+
+impl Inner {
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled
+    }
+}
+
+impl PlanScope {
+    pub(crate) fn new(
+        core: &Arc<Core>,
+        id: PlanId,
+        tools: Arc<Snapshot>,
+        settings: Option<Box<PlanSettings>>,
+        parent: Option<Arc<PlanScope>>,
+    ) -> Arc<Self> {
+        let (slots, children, deactivations) = (SlotTable::new(), Vec::new(), Vec::new());
+        Arc::new(Self {
+            id,
+            core: Arc::clone(core),
+            tools,
+            gate: Gate::new(),
+            log: Mutex::default(),
+            began: WallInstant::now(),
+            began_at: SystemTime::now(),
+            parent,
+            settings,
+            inner: Mutex::new(Inner {
+                slots,
+                children,
+                deactivations,
+                end: None,
+                settled: false,
+            }),
+            soft: OnceLock::new(),
+            changed: Notify::new(),
+        })
+    }
+
+    pub(crate) fn settings(&self) -> &PlanSettings {
+        self.settings.as_deref().unwrap_or(&self.core.defaults)
+    }
+
+    pub(crate) fn inner(&self) -> MutexGuard<'_, Inner> {
+        lock(&self.inner)
+    }
+
+    pub(crate) fn label(&self, slot: SlotId) -> String {
+        self.inner().slots.label(slot).to_owned()
+    }
+
+    // ===== the signals =====
+
+    /// The token that tools see: cancelled when the plan ends, by whatever way.
+    pub(crate) fn soft(&self) -> &CancellationToken {
+        let soft = self.soft.get_or_init(CancellationToken::new);
+        // Whoever closes sets the flag first and looks for the token second; here it is the other way round.
+        if self.gate.is_closed() {
+            soft.cancel();
+        }
+        soft
+    }
+
+    /// Waits until the plan has ended.
+    pub(crate) async fn ended(&self) {
+        self.soft().cancelled().await;
+    }
+
+    pub(crate) fn end_reason(&self) -> Option<EndReason> {
+        self.inner().slots.closing()
+    }
+
+    /// What a call of an ended plan returns.
+    pub(crate) fn ended_error(&self) -> CallError {
+        ended_error(self.end_reason().unwrap_or(EndReason::Finished))
+    }
+
+    /// Whether whoever waits for the end was told: everything is at rest.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.inner().settled
+    }
+
+    pub(crate) fn tell_changed(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until `done` holds, looking again at each change.
+    pub(crate) async fn until(&self, done: impl Fn(&Inner) -> bool) {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if done(&self.inner()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits until the plan has settled, or its end is over its budget by all that its deactivations may take.
+    pub(crate) async fn until_settled(&self) {
+        if self.is_settled() {
+            return;
+        }
+        let limit = {
+            let inner = self.inner();
+            let floor = LEAST_DEACTIVATION
+                * (u32::try_from(inner.slots.busy().count()).unwrap_or(u32::MAX) + 2);
+            inner.end.map(|end| later(end.until, floor))
+        };
+        let late = async {
+            match limit {
+                Some(limit) => {
+                    self.core
+                        .sleep(limit.saturating_duration_since(Instant::now()))
+                        .await
+                }
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.until(|inner| inner.settled) => {}
+            () = late => {}
+        }
+    }
+
+    // ===== the end =====
+
+    /// Ends the plan. Synchronous and idempotent; the first reason wins. What is to be undone begins as `begin` says.
+    pub(crate) fn close(self: &Arc<Self>, reason: EndReason, begin: Begin) {
+        // Taken before the own lock: no two plans are ever locked at once.
+        let parent_until = self
+            .parent
+            .as_ref()
+            .and_then(|parent| parent.inner().end)
+            .map(|end| end.until);
+        let (owed, children, draining) = {
+            let mut inner = self.inner();
+            let Some(taken) = inner.slots.close(reason) else {
+                return;
+            };
+            for instance in inner.slots.instances() {
+                instance.gate.close();
+            }
+            let owed: Vec<_> = taken
+                .into_iter()
+                .map(|(_, active)| {
+                    active.gate.close();
+                    Owed::deactivation(self, active, Why::End(reason))
+                })
+                .collect();
+            let draining = self.gate.close();
+            let closed = Instant::now();
+            let own = later(closed, self.settings().deadlines.end);
+            let until = parent_until.map_or(own, |parent| own.min(parent));
+            inner.end = Some(End {
+                closed,
+                until,
+                draining,
+                overrun: 0,
+            });
+            (owed, inner.children.clone(), draining)
+        };
+        if let Some(soft) = self.soft.get() {
+            soft.cancel();
+        }
+        for child in children {
+            child.close(reason_of_child(reason), begin);
+        }
+        if draining {
+            // Always in the keeper: it begins with a wait.
+            let scope = Arc::clone(self);
+            self.core.submit(
+                Box::pin(async move { scope.drain_calls().await }),
+                Begin::There,
+            );
+        } else {
+            self.gate.revoke();
+        }
+        for owed in owed {
+            self.core.submit_clean_up(Box::pin(deactivate(owed)), begin);
+        }
+        self.conclude();
+    }
+
+    /// The hard end of the calls that were in flight when the plan closed.
+    async fn drain_calls(self: Arc<Self>) {
+        let overrun = self.drain(&self.gate, &Why::End(EndReason::Finished)).await;
+        self.inner()
+            .end
+            .iter_mut()
+            .for_each(|end| (end.draining, end.overrun) = (false, overrun));
+        self.conclude();
+    }
+
+    /// Waits for the calls behind a gate: until they have ended, then, past the grace, until none is being polled. The
+    /// number that still are is what blocks its thread.
+    pub(crate) async fn drain(&self, gate: &Gate, why: &Why) -> u64 {
+        let deadlines = self.settings().deadlines;
+        let end = self.inner().end;
+        let soft_end = match (why, end) {
+            (Why::End(_), Some(end)) => later(end.closed, deadlines.grace).min(end.until),
+            _ => later(Instant::now(), deadlines.end),
+        };
+        // A plan that ends while one of its instances is being retired does not wait longer for that one.
+        let soft_end = async {
+            let cut = async {
+                self.ended().await;
+                let end = self.inner().end;
+                let cut = end.map_or(soft_end, |end| {
+                    later(end.closed, deadlines.grace).min(end.until)
+                });
+                tokio::time::sleep_until(cut.min(soft_end)).await;
+            };
+            tokio::select! { () = tokio::time::sleep_until(soft_end) => {}, () = cut => {} }
+        };
+        tokio::select! {
+            biased;
+            () = gate.until_empty() => {}
+            () = soft_end => {}
+        }
+        gate.revoke();
+        let unpolled = timeout_at(
+            later(Instant::now(), deadlines.drain),
+            gate.until_unpolled(),
+        )
+        .await;
+        if unpolled.is_ok() { 0 } else { gate.polling() }
+    }
+
+    /// Waits until an activation must stop: its deadline, or what is left of the budget once the plan has ended.
+    pub(crate) async fn activation_limit(&self, limit: Duration) {
+        let cut = async {
+            self.ended().await;
+            let until = self.inner().end.map(|end| end.until);
+            if let Some(until) = until {
+                tokio::time::sleep_until(until).await;
+            }
+        };
+        tokio::select! { () = tokio::time::sleep(limit) => {}, () = cut => {} }
+    }
+
+    /// When a deactivation that begins now must be over.
+    pub(crate) fn deactivation_limit(&self, why: &Why) -> Instant {
+        let now = Instant::now();
+        let own = later(now, self.settings().deadlines.deactivate);
+        let end = self.inner().end;
+        match (why, end) {
+            (Why::End(_), Some(end)) => own.min(end.until).max(later(now, LEAST_DEACTIVATION)),
+            _ => own,
+        }
+    }
+
+    /// Settles the plan if all of it is at rest, and tells who waits.
+    pub(crate) fn conclude(self: &Arc<Self>) {
+        let settled = {
+            let mut inner = self.inner();
+            let at_rest = inner.end.is_some_and(|end| !end.draining)
+                && inner.children.is_empty()
+                && inner.slots.busy().next().is_none();
+            at_rest && !std::mem::replace(&mut inner.settled, true)
+        };
+        if settled {
+            self.core.settled(self.id);
+            if let Some(parent) = &self.parent {
+                parent.child_settled(self);
+            }
+        }
+        self.tell_changed();
+    }
+
+    // ===== children =====
+
+    /// Lets a child live under this plan, unless it has ended.
+    pub(crate) fn adopt(&self, child: &Arc<PlanScope>) -> Result<(), ToolRuntimeError> {
+        let mut inner = self.inner();
+        if let Some(reason) = inner.slots.closing() {
+            return Err(ended(reason));
+        }
+        inner.children.push(Arc::clone(child));
+        Ok(())
+    }
+
+    fn child_settled(self: &Arc<Self>, child: &Arc<PlanScope>) {
+        let gone = {
+            let mut inner = self.inner();
+            let at = inner
+                .children
+                .iter()
+                .position(|other| Arc::ptr_eq(other, child));
+            at.map(|at| inner.children.swap_remove(at))
+        };
+        drop(gone);
+        self.conclude();
+    }
+
+    // ===== what the jobs of the slots report =====
+
+    /// The commit point: the instance is in place, or comes back to be deactivated at once.
+    pub(crate) fn commit(
+        &self,
+        slot: SlotId,
+        held: Held,
+        attempt: &Arc<Attempt>,
+    ) -> Result<(), (Arc<Active>, Why)> {
+        let mut inner = self.inner();
+        let generation = inner.slots.generation(slot);
+        let active = Arc::new(Active::new(held, slot, generation, attempt));
+        self.core.ledger.activated.fetch_add(1, Relaxed);
+        match inner.slots.commit(slot, Arc::clone(&active)) {
+            None => Ok(()),
+            Some(why) => {
+                active.gate.close();
+                Err((active, why))
+            }
+        }
+    }
+
+    pub(crate) fn fail(&self, slot: SlotId, error: ActivationError, counts: bool) {
+        self.core.ledger.failed.fetch_add(1, Relaxed);
+        self.inner().slots.fail(slot, error, counts);
+    }
+
+    pub(crate) fn settle(
+        &self,
+        active: &Active,
+        outcome: DeactivationOutcome,
+        took: Duration,
+        overrun: bool,
+    ) {
+        let ledger = &self.core.ledger;
+        let counted = if outcome == DeactivationOutcome::Lost {
+            &ledger.lost
+        } else {
+            &ledger.deactivated
+        };
+        ledger
+            .troubled
+            .fetch_add(u64::from(outcome != DeactivationOutcome::Ok), Relaxed);
+        let mut inner = self.inner();
+        counted.fetch_add(1, Relaxed);
+        inner.slots.settle(active.slot);
+        if inner.deactivations.len() < MOST_DEACTIVATIONS {
+            let (name, generation) = (inner.slots.label(active.slot).to_owned(), active.generation);
+            inner.deactivations.push(DeactivationRecord {
+                name,
+                generation,
+                outcome,
+                overrun,
+                took,
+            });
+        }
+    }
+
+    /// A dependent of a shared activation has settled.
+    pub(crate) fn release(self: &Arc<Self>, slot: SlotId) {
+        let owed = {
+            let mut inner = self.inner();
+            let active = inner.slots.release(slot);
+            active.map(|active| {
+                let why = inner.slots.why(slot).cloned().unwrap_or(Why::Host);
+                Owed::deactivation(self, active, why)
+            })
+        };
+        if let Some(owed) = owed {
+            self.core
+                .submit_clean_up(Box::pin(deactivate(owed)), Begin::There);
+        }
+    }
+
+    /// Retires the instance of that generation, or dooms the activation under way; false if there is none.
+    pub(crate) fn retire(
+        self: &Arc<Self>,
+        slot: SlotId,
+        generation: Option<u32>,
+        why: Why,
+        begin: Begin,
+    ) -> bool {
+        let (retired, owed) = {
+            let mut inner = self.inner();
+            let generation = generation.unwrap_or_else(|| inner.slots.generation(slot));
+            match inner.slots.retire(slot, generation, why.clone()) {
+                Retired::Nothing => (false, None),
+                Retired::Under => (true, None),
+                Retired::Start(active) => {
+                    active.gate.close();
+                    (true, Some(Owed::deactivation(self, active, why)))
+                }
+            }
+        };
+        if let Some(owed) = owed {
+            self.core.submit_clean_up(Box::pin(deactivate(owed)), begin);
+        }
+        retired
+    }
+
+    /// Deactivates by hand: waits until what was active, or in the making, has settled.
+    pub(crate) async fn deactivate(self: &Arc<Self>, key: &Key) -> bool {
+        let slot = self.inner().slots.find(key);
+        let Some(slot) = slot else { return false };
+        if !self.retire(slot, None, Why::Host, Begin::Here) {
+            return false;
+        }
+        self.until(|inner| !inner.slots.is_busy(slot)).await;
+        true
+    }
+
+    // ===== what is told =====
+
+    pub(crate) fn open_instances(&self) -> u64 {
+        self.inner().slots.open()
+    }
+
+    pub(crate) fn deactivations(&self) -> Vec<DeactivationRecord> {
+        self.inner().deactivations.clone()
+    }
+
+    /// The calls that were still being polled at the drain deadline.
+    pub(crate) fn overrun(&self) -> u64 {
+        self.inner().end.map_or(0, |end| end.overrun)
+    }
+
+    /// What has not come to rest, by name.
+    pub(crate) fn unsettled(&self) -> Vec<String> {
+        let inner = self.inner();
+        let mut names: Vec<String> = inner
+            .slots
+            .busy()
+            .map(|slot| inner.slots.label(slot).to_owned())
+            .collect();
+        names.extend(
+            inner
+                .children
+                .iter()
+                .map(|child| format!("child plan {}", child.id)),
+        );
+        if inner.end.is_some_and(|end| end.draining) {
+            names.push("calls in flight".to_owned());
+        }
+        names
+    }
+}
+
+/// The error of a call, or a child, that comes after the end.
+pub(crate) fn ended(reason: EndReason) -> ToolRuntimeError {
+    match reason {
+        EndReason::ShutDown => ToolRuntimeError::ShutDown,
+        reason => ToolRuntimeError::PlanEnded { reason },
+    }
+}
+
+pub(crate) fn ended_error(reason: EndReason) -> CallError {
+    match reason {
+        EndReason::Cancelled => CallError::Cancelled(ToolCancelled),
+        reason => CallError::Runtime(ended(reason)),
+    }
+}
+
+fn reason_of_child(reason: EndReason) -> EndReason {
+    match reason {
+        EndReason::Cancelled | EndReason::ShutDown => reason,
+        _ => EndReason::ParentEnded,
+    }
+}
+
+/// A deadline; one too far to say is a very far one.
+fn later(from: Instant, time: Duration) -> Instant {
+    const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365 * 30);
+    from.checked_add(time).unwrap_or_else(|| from + FAR)
+}

@@ -1,0 +1,204 @@
+//! The record of what a plan did: one trace for each call, and the changes that tools reported.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::change::{Change, RecordedChange};
+use crate::context::{CallState, PlanId};
+use crate::error::OutcomeCode;
+use crate::name::ToolName;
+use crate::registry::Snapshot;
+
+/// What happened in one call. Exactly one for each call that was polled while its plan was open, refused and
+/// abandoned ones too.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct ToolExecutionTrace {
+    /// The plan.
+    pub plan_id: PlanId,
+    /// The call within its plan, from 1.
+    pub call_id: u64,
+    /// The call that made this one, where it is a nested one.
+    pub parent_call_id: Option<u64>,
+    /// The tool; as the caller wrote it where there is none of that name.
+    pub tool: String,
+    /// When the call began.
+    pub started: SystemTime,
+    /// How long it took.
+    pub duration: Duration,
+    /// How it ended.
+    pub outcome: OutcomeCode,
+    /// The output as JSON, in bytes; 0 without an output.
+    pub result_size_bytes: usize,
+    /// The call was cancelled, whether or not the tool still gave a result.
+    pub cancelled: bool,
+    /// The text of the error.
+    pub error: Option<String>,
+}
+
+impl ToolExecutionTrace {
+    /// Whether the call had success.
+    pub fn success(&self) -> bool {
+        self.outcome == OutcomeCode::Ok
+    }
+
+    /// When the call began: ISO-8601, UTC.
+    pub fn started_at(&self) -> String {
+        iso_8601(self.started)
+    }
+
+    /// When the call ended: ISO-8601, UTC.
+    pub fn ended_at(&self) -> String {
+        iso_8601(self.started + self.duration)
+    }
+
+    /// How long it took, in milliseconds.
+    pub fn duration_ms(&self) -> f64 {
+        self.duration.as_secs_f64() * 1000.0
+    }
+}
+
+fn iso_8601(time: SystemTime) -> String {
+    jiff::Timestamp::try_from(time)
+        .map_or_else(|_| "out of range".to_owned(), |time| time.to_string())
+}
+
+/// A trace as it is kept: small, without an allocation of its own where the call had success.
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub(crate) call: u64,
+    /// 0 for none.
+    pub(crate) parent: u64,
+    /// Since the plan began.
+    pub(crate) after: Duration,
+    pub(crate) took: Duration,
+    pub(crate) tool: Option<u32>,
+    pub(crate) outcome: OutcomeCode,
+    pub(crate) cancelled: bool,
+    pub(crate) size: usize,
+    pub(crate) text: Option<Box<RecordText>>,
+}
+
+/// What only an unsuccessful call has to say.
+#[derive(Debug, Default)]
+pub(crate) struct RecordText {
+    /// The name that was asked for, where no tool has it.
+    pub(crate) name: String,
+    pub(crate) error: String,
+}
+
+/// Behind one lock of the plan: its traces, its changes, and the state of calls that asked for one.
+#[derive(Debug, Default)]
+pub(crate) struct PlanLog {
+    records: VecDeque<Record>,
+    /// Traces that had to go because of the cap.
+    pub(crate) dropped: u64,
+    pub(crate) changes: Vec<RecordedChange>,
+    states: Vec<(u64, Arc<CallState>)>,
+}
+
+impl PlanLog {
+    /// Keeps a trace; the oldest goes when there are `cap` of them. Gives the call's state back, where it had one.
+    pub(crate) fn record(&mut self, record: Record, cap: usize) -> Option<Arc<CallState>> {
+        let call = record.call;
+        if self.records.len() >= cap.max(1) {
+            self.records.pop_front();
+            self.dropped += 1;
+        }
+        self.records.push_back(record);
+        let at = self.states.iter().position(|(of, _)| *of == call)?;
+        Some(self.states.swap_remove(at).1)
+    }
+
+    /// The state of a call, made when first asked for.
+    pub(crate) fn state(&mut self, call: u64, make: impl FnOnce() -> CallState) -> Arc<CallState> {
+        if let Some(state) = self.known_state(call) {
+            return state;
+        }
+        let state = Arc::new(make());
+        self.states.push((call, Arc::clone(&state)));
+        state
+    }
+
+    /// The state of a call that asked for one.
+    pub(crate) fn known_state(&self, call: u64) -> Option<Arc<CallState>> {
+        self.states
+            .iter()
+            .find(|(of, _)| *of == call)
+            .map(|(_, state)| Arc::clone(state))
+    }
+
+    pub(crate) fn change(&mut self, tool: ToolName, call_id: u64, change: Change) {
+        self.changes.push(RecordedChange {
+            tool,
+            call_id,
+            change,
+        });
+    }
+
+    /// The traces, to be read.
+    pub(crate) fn traces(
+        &self,
+        plan_id: PlanId,
+        began: SystemTime,
+        tools: &Snapshot,
+    ) -> Vec<ToolExecutionTrace> {
+        let read = |record: &Record| {
+            let named = record
+                .tool
+                .and_then(|id| tools.by_id(id))
+                .map(|tool| tool.descriptor.name.to_string());
+            let text = record.text.as_deref();
+            ToolExecutionTrace {
+                plan_id,
+                call_id: record.call,
+                parent_call_id: (record.parent != 0).then_some(record.parent),
+                tool: named
+                    .or_else(|| text.map(|text| text.name.clone()))
+                    .unwrap_or_default(),
+                started: began + record.after,
+                duration: record.took,
+                outcome: record.outcome,
+                result_size_bytes: record.size,
+                cancelled: record.cancelled,
+                error: text.map(|text| text.error.clone()),
+            }
+        };
+        self.records.iter().map(read).collect()
+    }
+}
+
+/// How the deactivation of one instance went.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct DeactivationRecord {
+    /// The tool or shared activation.
+    pub name: String,
+    /// Which instance of it in this plan, from 1.
+    pub generation: u32,
+    /// How it went.
+    pub outcome: DeactivationOutcome,
+    /// An execution was still being polled when `deactivate` was called: the tool blocked its thread.
+    pub overrun: bool,
+    /// How long `deactivate` took.
+    pub took: Duration,
+}
+
+/// How a deactivation went. In every case but the last `deactivate` was called, once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeactivationOutcome {
+    /// It returned `Ok`.
+    Ok,
+    /// It returned an error.
+    Failed(String),
+    /// It panicked.
+    Panicked(String),
+    /// It did not return by its deadline.
+    TimedOut,
+    /// The keeper ended while it ran.
+    Abandoned,
+    /// It could not be called at all: the keeper had ended and no thread could be had.
+    Lost,
+}

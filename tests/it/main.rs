@@ -1,0 +1,46 @@
+//! The integration tests: one binary, a concern in each file. Every test ends with its ledger balanced.
+#![expect(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test may fail, spawn and block"
+)]
+
+// The fixture: a runtime whose ledger is checked against the probes' own counts.
+mod support;
+
+// P1 to P3: at most one activation, which belongs to the plan; failed attempts.
+mod activation;
+// P4, P7: exactly one deactivation, bounded and contained, by every way a plan can end.
+mod deactivation;
+// P5: leases, grace, the hard end, overrun.
+mod drain;
+// P6: shared activations, dependents, cycles, the root scope.
+mod shared;
+// P8, P9: the end of a plan and of the runtime; drops.
+mod ending;
+// Explicit activate and deactivate, taint, generations.
+mod generations;
+// P15: child plans and nested calls.
+mod children;
+// P11 to P14: the rooms of a call, their order, their outcomes, their traces.
+mod call;
+// The gate: capability against rights.
+mod policy;
+// Names and the registry.
+mod registry;
+// Function tools and typed handlers.
+mod function;
+// P16 and the runtime's statistics.
+mod ledger;
+// Public failure reports, as tests of what is right.
+mod cases;
+// Every public async fn, cut at every await.
+mod cut;
+// Many plans, many ways to end, callers' runtimes that end mid-flight.
+mod stress;
+// Random operations on one plan against a plain reference.
+mod model;
+// Send, Sync and Unpin of the public types.
+mod auto_traits;
+// Rules that the compiler does not keep.
+mod tidy;

@@ -199,7 +199,10 @@ impl PlanScope {
                 }
                 Ask::Refused(refused) => return Err(refused),
                 Ask::Later(slot) => {
-                    self.until(|inner| !inner.slots.is_busy(slot)).await;
+                    tokio::select! {
+                        () = self.until(|inner| !inner.slots.is_busy(slot)) => {}
+                        () = self.ended() => {}
+                    }
                     continue;
                 }
                 Ask::Wait(slot, verdict) | Ask::Start(slot, verdict) => (slot, verdict),

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
-use crate::contain::{Contained, Panicked};
+use crate::contain::{BoxFuture, Contained, Panicked};
 use crate::context::ToolExecutionContext;
 use crate::error::{
     ActivationError, ActivationPhase, CallError, OutcomeCode, ToolCancelled, ToolRuntimeError,
@@ -440,15 +440,15 @@ async fn execute(
 }
 
 /// Races the tool against the deadline and the token. Neither is looked at before the tool is pending for the first time.
-async fn raced<'a, M>(
-    work: Contained<'a, Result<ToolOutput, ToolFailure>, M>,
+async fn raced<'a>(
+    work: Contained<
+        'a,
+        Result<ToolOutput, ToolFailure>,
+        impl FnOnce() -> BoxFuture<'a, Result<ToolOutput, ToolFailure>> + Unpin,
+    >,
     ctx: &ToolExecutionContext,
     interrupts: &Interrupts<'_>,
-) -> Ended
-where
-    M: FnOnce() -> Pin<Box<dyn Future<Output = Result<ToolOutput, ToolFailure>> + Send + 'a>>
-        + Unpin,
-{
+) -> Ended {
     let mut work = pin!(work);
     let mut interrupt = pin!(None);
     std::future::poll_fn(|cx| {

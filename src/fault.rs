@@ -8,7 +8,7 @@ pub(crate) fn fault(name: &str) -> bool {
 }
 
 #[cfg(not(toolscope_faults))]
-#[inline(always)]
+#[inline]
 pub(crate) const fn fault(_name: &str) -> bool {
     false
 }

@@ -138,7 +138,7 @@ impl ToolName {
         }
         if encoded.len() > MAX_PROVIDER_NAME {
             encoded.truncate(CUT_PROVIDER_NAME);
-            encoded.push_str(&format!("_{:016x}", digest(&self.0)));
+            encoded = format!("{encoded}_{:016x}", digest(&self.0));
         }
         encoded
     }

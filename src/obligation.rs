@@ -363,7 +363,7 @@ impl Drop for Owed {
                 }
             }
             calling @ Stage::Calling { .. } => {
-                again(calling).settle(DeactivationOutcome::Abandoned)
+                again(calling).settle(DeactivationOutcome::Abandoned);
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::fault::fault;
 use crate::keeper::{Begin, Job, Keeper, last_resort};
 use crate::plan::{Deadlines, Plan, PlanHandle, PlanOptions, PlanReport, PlanSettings};
 use crate::registry::ToolRegistry;
-use crate::scope::PlanScope;
+use crate::scope::{Inner, PlanScope};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use crate::sync::{Mutex, lock};
 use crate::tool::Tool;
@@ -181,7 +181,7 @@ impl Core {
         self.close_root();
         let root = self.known_root();
         if let Some(root) = root {
-            root.until(|inner| inner.is_settled()).await;
+            root.until(Inner::is_settled).await;
         }
     }
 

@@ -185,7 +185,7 @@ impl PlanScope {
                 Some(limit) => {
                     self.core
                         .sleep(limit.saturating_duration_since(Instant::now()))
-                        .await
+                        .await;
                 }
                 None => std::future::pending().await,
             }

@@ -358,10 +358,10 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
         for (at, slot) in self.slots.iter_mut().enumerate() {
             match &slot.state {
                 State::Active(instance) if fault("close-copies") => {
-                    taken.push((at, instance.clone()))
+                    taken.push((at, instance.clone()));
                 }
                 State::Active(_) => {
-                    taken.extend(take_out(slot, Why::End(reason)).map(|instance| (at, instance)))
+                    taken.extend(take_out(slot, Why::End(reason)).map(|instance| (at, instance)));
                 }
                 _ => {}
             }

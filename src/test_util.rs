@@ -115,6 +115,7 @@ struct Inner {
 }
 
 #[derive(Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches of a probe")]
 struct Config {
     capability: ToolCapability,
     immediate: bool,

@@ -6,6 +6,13 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+#[cfg(not(toolscope_shuttle))]
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+#[cfg(not(toolscope_shuttle))]
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::Sender;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -15,6 +22,10 @@ use tracing::instrument::WithSubscriber;
 
 use crate::contain::contain;
 use crate::sync::{Mutex, lock};
+
+/// How often the keeper is looked at.
+#[cfg(not(toolscope_shuttle))]
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A piece of work for the keeper. It contains what it calls, and settles what it owes even when dropped.
 pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -36,8 +47,10 @@ pub(crate) enum Begin {
 )]
 pub struct Keeper {
     handle: Handle,
-    own: Mutex<Option<tokio::runtime::Runtime>>,
+    /// The threads, and what the watch looks at to see that they are wanted.
+    own: Mutex<Option<(tokio::runtime::Runtime, Sender<()>)>>,
     foreign: bool,
+    blocked: Arc<AtomicU64>,
 }
 
 impl Keeper {
@@ -51,6 +64,7 @@ impl Keeper {
             handle,
             own: Mutex::new(None),
             foreign: true,
+            blocked: Arc::default(),
         }
     }
 
@@ -61,11 +75,13 @@ impl Keeper {
             .thread_name("toolscope-keeper")
             .enable_all()
             .build()?;
-        let handle = runtime.handle().clone();
+        let (handle, blocked) = (runtime.handle().clone(), Arc::default());
+        let wanted = watch(handle.clone(), Arc::clone(&blocked))?;
         Ok(Self {
             handle,
-            own: Mutex::new(Some(runtime)),
+            own: Mutex::new(Some((runtime, wanted))),
             foreign: false,
+            blocked,
         })
     }
 
@@ -125,11 +141,16 @@ impl Keeper {
         self.foreign
     }
 
+    /// How often all of its threads were found blocked.
+    pub(crate) fn blocked(&self) -> u64 {
+        self.blocked.load(Relaxed)
+    }
+
     /// Ends the keeper's threads without waiting for them; jobs that are left settle as they are dropped.
     pub(crate) fn stop(&self) {
         let own = lock(&self.own).take();
         #[cfg(not(toolscope_shuttle))]
-        if let Some(runtime) = own {
+        if let Some((runtime, _wanted)) = own {
             // Dropping a Tokio runtime in async code panics; this does not.
             runtime.shutdown_background();
         }
@@ -138,10 +159,43 @@ impl Keeper {
     }
 }
 
-/// Runs a job on a thread of its own, when the keeper is gone; the job comes back if there can be no thread.
+/// Looks from a thread outside whether the keeper still takes up work, until the sender is dropped.
+#[cfg(not(toolscope_shuttle))]
+fn watch(keeper: Handle, blocked: Arc<AtomicU64>) -> io::Result<Sender<()>> {
+    let (wanted, unwanted) = std::sync::mpsc::channel();
+    let look = move || {
+        let answered = Arc::new(AtomicBool::new(true));
+        let mut told = false;
+        while unwanted.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            if answered.swap(false, Relaxed) {
+                told = false;
+                let answered = Arc::clone(&answered);
+                drop(keeper.spawn(async move { answered.store(true, Relaxed) }));
+            } else if !told {
+                told = true;
+                blocked.fetch_add(1, Relaxed);
+                tracing::warn!(
+                    target: "toolscope::keeper",
+                    "all threads of the keeper are blocked: a tool blocks in activate or deactivate"
+                );
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("toolscope-watch".into())
+        .spawn(look)?;
+    Ok(wanted)
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Runs a job on a thread of its own, when the keeper is gone. Without a thread it is dropped, and settles as it is.
 #[cfg(not(toolscope_shuttle))]
 pub(crate) fn last_resort(job: Job) {
-    // A job that is dropped because there is no thread or no runtime settles what it owes as lost.
     let spawned = std::thread::Builder::new()
         .name("toolscope-last-resort".into())
         .spawn(move || {

@@ -204,6 +204,7 @@ impl Core {
             troubled: count(&ledger.troubled),
             open,
             lost: count(&ledger.lost),
+            keeper_blocked: self.keeper.get().and_then(Option::as_ref).map_or(0, Keeper::blocked),
         }
     }
 }
@@ -698,6 +699,8 @@ pub struct Stats {
     pub open: u64,
     /// Instances whose `deactivate` could not be called.
     pub lost: u64,
+    /// How often all threads of the keeper were found blocked, by a look each second.
+    pub keeper_blocked: u64,
 }
 
 /// How a shutdown went.

@@ -76,13 +76,18 @@ impl Keeper {
             .enable_all()
             .build()?;
         let (handle, blocked) = (runtime.handle().clone(), Arc::default());
-        let wanted = watch(handle.clone(), Arc::clone(&blocked))?;
-        Ok(Self {
-            handle,
-            own: Mutex::new(Some((runtime, wanted))),
-            foreign: false,
-            blocked,
-        })
+        match watch(handle.clone(), Arc::clone(&blocked)) {
+            Ok(wanted) => Ok(Self {
+                handle,
+                own: Mutex::new(Some((runtime, wanted))),
+                foreign: false,
+                blocked,
+            }),
+            Err(error) => {
+                runtime.shutdown_background();
+                Err(error)
+            }
+        }
     }
 
     #[cfg(toolscope_shuttle)]

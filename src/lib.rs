@@ -56,3 +56,8 @@ pub use tool::{
     FailureKind, SharedActivation, Tool, ToolFailure, ToolInstance, ToolOutput, ToolResult,
 };
 pub use trace::{DeactivationOutcome, DeactivationRecord, ToolExecutionTrace};
+
+/// The program in the README compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use crate::contain::{BoxFuture, Contained, Panicked, drop_contained};
 use crate::context::{ActivationContext, DeactivationContext};
@@ -29,9 +29,6 @@ use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::sync::{Mutex, lock};
 use crate::tool::{SharedActivation, ToolFailure, ToolInstance};
 use crate::trace::DeactivationOutcome;
-
-/// The least time a deactivation gets, whatever is left of the budget.
-pub(crate) const LEAST_DEACTIVATION: Duration = Duration::from_millis(250);
 
 /// What an attempt tells all who wait for it.
 pub(crate) type Verdict = Option<Result<(), Refused>>;
@@ -399,7 +396,7 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
         tokio::select! {
             biased;
             ended = work => Some(ended),
-            () = scope.activation_limit(deadlines.activate) => None,
+            () = scope.activation_limit() => None,
         }
     };
     let label = scope.label(owed.slot);
@@ -449,8 +446,7 @@ pub(crate) async fn deactivate(mut owed: Owed) {
     };
     let (active, why) = (Arc::clone(active), why.clone());
     let scope = Arc::clone(&owed.scope);
-    let overrun = scope.drain(&active.gate, &why).await;
-    let limit = scope.deactivation_limit(&why);
+    let overrun = scope.drain(&active.gate).await;
     owed.call(overrun > 0);
     let how = {
         let ctx = DeactivationContext::new(&scope, &why);
@@ -458,11 +454,16 @@ pub(crate) async fn deactivate(mut owed: Owed) {
             Held::Tool(instance) => instance.deactivate(&ctx),
             Held::Shared { shared, .. } => shared.deactivate(&ctx),
         });
-        match timeout_at(limit, work).await {
-            Ok(Ok(Ok(()))) => DeactivationOutcome::Ok,
-            Ok(Ok(Err(failure))) => DeactivationOutcome::Failed(failure.message().to_owned()),
-            Ok(Err(Panicked { text, .. })) => DeactivationOutcome::Panicked(text),
-            Err(_) => DeactivationOutcome::TimedOut,
+        let ended = tokio::select! {
+            biased;
+            ended = work => Some(ended),
+            () = scope.deactivation_limit() => None,
+        };
+        match ended {
+            Some(Ok(Ok(()))) => DeactivationOutcome::Ok,
+            Some(Ok(Err(failure))) => DeactivationOutcome::Failed(failure.message().to_owned()),
+            Some(Err(Panicked { text, .. })) => DeactivationOutcome::Panicked(text),
+            None => DeactivationOutcome::TimedOut,
         }
     };
     drop(active);

@@ -17,14 +17,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant as WallInstant, SystemTime};
 
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::context::PlanId;
 use crate::error::{ActivationError, CallError, EndReason, ToolCancelled, ToolRuntimeError};
 use crate::keeper::Begin;
 use crate::lease::Gate;
-use crate::obligation::{Active, Attempt, Held, LEAST_DEACTIVATION, Owed, Verdict, deactivate};
+use crate::obligation::{Active, Attempt, Held, Owed, Verdict, deactivate};
 use crate::plan::PlanSettings;
 use crate::registry::Snapshot;
 use crate::runtime::Core;
@@ -33,6 +33,8 @@ use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::trace::{DeactivationOutcome, DeactivationRecord, PlanLog};
 
+/// The least time that each step of a plan's end gets, whatever is left of the budget.
+const LEAST_STEP: Duration = Duration::from_millis(250);
 /// The most deactivations that one plan keeps a record of.
 const MOST_DEACTIVATIONS: usize = 1000;
 
@@ -169,32 +171,38 @@ impl PlanScope {
         }
     }
 
-    /// Waits until the plan has settled, or its end is over its budget by all that its deactivations may take.
+    /// Waits until the plan has settled, or its end is over its budget by all that its last steps may take.
     pub(crate) async fn until_settled(&self) {
         if self.is_settled() {
             return;
         }
-        let limit = {
-            let inner = self.inner();
-            let floor = LEAST_DEACTIVATION
-                * (u32::try_from(inner.slots.busy().count()).unwrap_or(u32::MAX) + 2);
-            inner.end.map(|end| later(end.until, floor))
-        };
+        let end = self.inner().end;
         let late = async {
-            match limit {
-                Some(limit) => {
-                    self.core
-                        .sleep(limit.saturating_duration_since(Instant::now()))
-                        .await;
-                }
-                None => std::future::pending().await,
-            }
+            let Some(end) = end else {
+                return std::future::pending().await;
+            };
+            let limit = later(end.until, LEAST_STEP * self.steps_left());
+            self.core
+                .sleep(limit.saturating_duration_since(Instant::now()))
+                .await;
         };
         tokio::select! {
             biased;
-            () = self.until(|inner| inner.settled) => {}
+            () = self.until(Inner::is_settled) => {}
             () = late => {}
         }
+    }
+
+    /// How many steps are left of the end, one after another at worst: a drain and a deactivation for each slot.
+    fn steps_left(&self) -> u32 {
+        let (busy, children) = {
+            let inner = self.inner();
+            (inner.slots.busy().count(), inner.children.clone())
+        };
+        let own = u32::try_from(2 * busy + 2).unwrap_or(u32::MAX);
+        children
+            .iter()
+            .fold(own, |steps, child| steps.saturating_add(child.steps_left()))
     }
 
     // ===== the end =====
@@ -258,7 +266,7 @@ impl PlanScope {
 
     /// The hard end of the calls that were in flight when the plan closed.
     async fn drain_calls(self: Arc<Self>) {
-        let overrun = self.drain(&self.gate, &Why::End(EndReason::Finished)).await;
+        let overrun = self.drain(&self.gate).await;
         self.inner()
             .end
             .iter_mut()
@@ -268,60 +276,50 @@ impl PlanScope {
 
     /// Waits for the calls behind a gate: until they have ended, then, past the grace, until none is being polled. The
     /// number that still are is what blocks its thread.
-    pub(crate) async fn drain(&self, gate: &Gate, why: &Why) -> u64 {
+    pub(crate) async fn drain(&self, gate: &Gate) -> u64 {
         let deadlines = self.settings().deadlines;
-        let end = self.inner().end;
-        let soft_end = match (why, end) {
-            (Why::End(_), Some(end)) => later(end.closed, deadlines.grace).min(end.until),
-            _ => later(Instant::now(), deadlines.end),
-        };
-        // A plan that ends while one of its instances is being retired does not wait longer for that one.
-        let soft_end = async {
-            let cut = async {
-                self.ended().await;
-                let end = self.inner().end;
-                let cut = end.map_or(soft_end, |end| {
-                    later(end.closed, deadlines.grace).min(end.until)
-                });
-                tokio::time::sleep_until(cut.min(soft_end)).await;
-            };
-            tokio::select! { () = tokio::time::sleep_until(soft_end) => {}, () = cut => {} }
-        };
         tokio::select! {
             biased;
             () = gate.until_empty() => {}
-            () = soft_end => {}
+            () = self.limit(deadlines.end, |end| later(end.closed, deadlines.grace).min(end.until)) => {}
         }
         gate.revoke();
-        let unpolled = timeout_at(
-            later(Instant::now(), deadlines.drain),
-            gate.until_unpolled(),
-        )
-        .await;
-        if unpolled.is_ok() { 0 } else { gate.polling() }
+        let least = later(Instant::now(), LEAST_STEP);
+        tokio::select! {
+            biased;
+            () = gate.until_unpolled() => 0,
+            () = self.limit(deadlines.drain, |end| end.until.max(least)) => gate.polling(),
+        }
     }
 
-    /// Waits until an activation must stop: its deadline, or what is left of the budget once the plan has ended.
-    pub(crate) async fn activation_limit(&self, limit: Duration) {
+    /// Waits until an activation must stop: its deadline, or the end of the budget once the plan has ended.
+    pub(crate) async fn activation_limit(&self) {
+        self.limit(self.settings().deadlines.activate, |end| end.until)
+            .await;
+    }
+
+    /// Waits until a deactivation must stop: as an activation, but it always has a little time.
+    pub(crate) async fn deactivation_limit(&self) {
+        let least = later(Instant::now(), LEAST_STEP);
+        self.limit(self.settings().deadlines.deactivate, |end| {
+            end.until.max(least)
+        })
+        .await;
+    }
+
+    /// Waits for a limit: `own` from now, or, if that is sooner, what `cut` says once the plan has ended.
+    async fn limit(&self, own: Duration, cut: impl Fn(End) -> Instant + Send) {
+        let own = later(Instant::now(), own);
         let cut = async {
             self.ended().await;
-            let until = self.inner().end.map(|end| end.until);
-            if let Some(until) = until {
-                tokio::time::sleep_until(until).await;
+            // Set before the plan's token is cancelled.
+            let end = self.inner().end;
+            match end {
+                Some(end) => tokio::time::sleep_until(cut(end)).await,
+                None => std::future::pending().await,
             }
         };
-        tokio::select! { () = tokio::time::sleep(limit) => {}, () = cut => {} }
-    }
-
-    /// When a deactivation that begins now must be over.
-    pub(crate) fn deactivation_limit(&self, why: &Why) -> Instant {
-        let now = Instant::now();
-        let own = later(now, self.settings().deadlines.deactivate);
-        let end = self.inner().end;
-        match (why, end) {
-            (Why::End(_), Some(end)) => own.min(end.until).max(later(now, LEAST_DEACTIVATION)),
-            _ => own,
-        }
+        tokio::select! { () = tokio::time::sleep_until(own) => {}, () = cut => {} }
     }
 
     /// Settles the plan if all of it is at rest, and tells who waits.

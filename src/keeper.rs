@@ -39,6 +39,13 @@ pub(crate) enum Begin {
     There,
 }
 
+/// The threads, and what the watch looks at to see that they are wanted.
+#[cfg(not(toolscope_shuttle))]
+type Own = (tokio::runtime::Runtime, Sender<()>);
+
+#[cfg(toolscope_shuttle)]
+type Own = Sender<()>;
+
 /// The runtime's own Tokio runtime, or a given one in tests.
 #[derive(Debug)]
 #[cfg_attr(
@@ -47,8 +54,7 @@ pub(crate) enum Begin {
 )]
 pub struct Keeper {
     handle: Handle,
-    /// The threads, and what the watch looks at to see that they are wanted.
-    own: Mutex<Option<(tokio::runtime::Runtime, Sender<()>)>>,
+    own: Mutex<Option<Own>>,
     foreign: bool,
     blocked: Arc<AtomicU64>,
 }

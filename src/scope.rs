@@ -308,7 +308,7 @@ impl PlanScope {
     }
 
     /// Waits for a limit: `own` from now, or, if that is sooner, what `cut` says once the plan has ended.
-    async fn limit(&self, own: Duration, cut: impl Fn(End) -> Instant + Send) {
+    async fn limit(&self, own: Duration, cut: impl Fn(End) -> Instant + Send + Sync) {
         let own = later(Instant::now(), own);
         let cut = async {
             self.ended().await;

@@ -460,3 +460,197 @@ fn take_out<I, W>(slot: &mut Slot<I, W>, why: Why) -> Option<I> {
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        attempts: 2,
+        generations: 2,
+    };
+
+    type Table = SlotTable<&'static str, ()>;
+
+    fn ask(table: &mut Table, tool: u32) -> Ask<&'static str, ()> {
+        table.ask(&Key::Tool(tool), "tool", false, LIMITS, || ())
+    }
+
+    fn by_hand(table: &mut Table, tool: u32) -> Ask<&'static str, ()> {
+        table.ask(&Key::Tool(tool), "tool", true, LIMITS, || ())
+    }
+
+    /// A table in which tools 0 to n are active, each in the slot of its number.
+    fn active(tools: u32) -> Table {
+        let mut table = Table::new();
+        for tool in 0..tools {
+            let Ask::Start(slot, ()) = ask(&mut table, tool) else {
+                panic!("a new slot starts")
+            };
+            assert_eq!(table.commit(slot, "instance"), None);
+        }
+        table
+    }
+
+    fn error() -> ActivationError {
+        ActivationError::new("tool", ActivationPhase::Failed, "no")
+    }
+
+    fn tainted() -> Why {
+        Why::Tainted("bad".into())
+    }
+
+    #[test]
+    fn the_first_asker_starts_and_the_others_wait() {
+        let mut table = Table::new();
+        assert!(matches!(ask(&mut table, 0), Ask::Start(0, ())));
+        assert!(matches!(ask(&mut table, 0), Ask::Wait(0, ())));
+        table.commit(0, "instance");
+        assert!(matches!(ask(&mut table, 0), Ask::Ready(0, "instance")));
+    }
+
+    #[test]
+    fn a_commit_under_a_closing_plan_goes_straight_to_deactivation() {
+        let mut table = Table::new();
+        ask(&mut table, 0);
+        assert_eq!(
+            table.close(EndReason::Dropped).map(|taken| taken.len()),
+            Some(0)
+        );
+        assert_eq!(
+            table.commit(0, "instance"),
+            Some(Why::End(EndReason::Dropped))
+        );
+        assert_eq!((table.open(), table.is_busy(0)), (1, true));
+        table.settle(0);
+        assert_eq!((table.open(), table.is_busy(0)), (0, false));
+    }
+
+    #[test]
+    fn an_activation_that_the_host_dooms_is_deactivated_when_it_is_done() {
+        let mut table = Table::new();
+        ask(&mut table, 0);
+        assert_eq!(table.retire(0, 1, Why::Host), Retired::Under);
+        assert_eq!(table.retire(0, 1, Why::Host), Retired::Nothing);
+        assert!(matches!(
+            ask(&mut table, 0),
+            Ask::Refused(Refused::Deactivated)
+        ));
+        assert_eq!(table.commit(0, "instance"), Some(Why::Host));
+        table.settle(0);
+        assert!(matches!(
+            ask(&mut table, 0),
+            Ask::Refused(Refused::Deactivated)
+        ));
+        assert!(matches!(by_hand(&mut table, 0), Ask::Start(0, ())));
+        assert_eq!(table.generation(0), 2);
+    }
+
+    #[test]
+    fn a_doomed_activation_that_fails_stays_deactivated() {
+        let mut table = Table::new();
+        ask(&mut table, 0);
+        table.retire(0, 1, Why::Host);
+        table.fail(0, error(), true);
+        assert!(matches!(
+            ask(&mut table, 0),
+            Ask::Refused(Refused::Deactivated)
+        ));
+    }
+
+    #[test]
+    fn attempts_that_count_run_out_and_others_do_not() {
+        let mut table = Table::new();
+        for counts in [false, false, true] {
+            assert!(matches!(ask(&mut table, 0), Ask::Start(0, ())));
+            table.fail(0, error(), counts);
+        }
+        assert!(matches!(ask(&mut table, 0), Ask::Start(0, ())));
+        table.fail(0, error(), true);
+        assert!(matches!(
+            ask(&mut table, 0),
+            Ask::Refused(Refused::Activation(_))
+        ));
+    }
+
+    #[test]
+    fn the_first_reason_to_close_wins_and_the_instances_are_taken_once() {
+        let mut table = active(2);
+        assert_eq!(
+            table.close(EndReason::Cancelled).map(|taken| taken.len()),
+            Some(2)
+        );
+        assert!(table.close(EndReason::Finished).is_none());
+        assert_eq!(table.closing(), Some(EndReason::Cancelled));
+        assert!(matches!(
+            ask(&mut table, 0),
+            Ask::Refused(Refused::Ended(EndReason::Cancelled))
+        ));
+        assert_eq!(table.retire(0, 1, Why::Host), Retired::Nothing);
+    }
+
+    #[test]
+    fn an_instance_with_dependents_waits_for_the_last_of_them() {
+        let mut table = active(1);
+        table.depend(0);
+        table.depend(0);
+        assert_eq!(
+            table.close(EndReason::Finished).map(|taken| taken.len()),
+            Some(0)
+        );
+        assert_eq!(table.release(0), None);
+        assert_eq!((table.open(), table.is_busy(0)), (1, true));
+        assert_eq!(table.release(0), Some("instance"));
+    }
+
+    #[test]
+    fn without_dependents_a_shared_one_stays_until_the_end() {
+        let mut table = active(1);
+        table.depend(0);
+        assert_eq!(table.release(0), None);
+        assert_eq!(
+            table.close(EndReason::Finished).map(|taken| taken.len()),
+            Some(1)
+        );
+    }
+
+    #[test]
+    fn a_tainted_instance_is_replaced_as_often_as_the_limit_says() {
+        let mut table = active(1);
+        assert_eq!(table.retire(0, 1, tainted()), Retired::Start("instance"));
+        assert!(matches!(ask(&mut table, 0), Ask::Later(0)));
+        table.settle(0);
+        assert!(matches!(ask(&mut table, 0), Ask::Start(0, ())));
+        table.commit(0, "second");
+        assert_eq!(
+            table.retire(0, 1, tainted()),
+            Retired::Nothing,
+            "a call of the first instance"
+        );
+        assert_eq!(table.retire(0, 2, tainted()), Retired::Start("second"));
+        table.settle(0);
+        let Ask::Refused(Refused::Activation(error)) = ask(&mut table, 0) else {
+            panic!("the limit is 2")
+        };
+        assert_eq!(error.phase(), ActivationPhase::Exhausted);
+        assert!(matches!(by_hand(&mut table, 0), Ask::Start(0, ())));
+    }
+
+    #[test]
+    fn a_wait_that_closes_a_cycle_is_refused_and_names_it() {
+        let mut table = Table::new();
+        for (tool, name) in ["a", "b", "c"].into_iter().enumerate() {
+            let key = Key::Tool(u32::try_from(tool).unwrap());
+            assert!(matches!(
+                table.ask(&key, name, false, LIMITS, || ()),
+                Ask::Start(..)
+            ));
+        }
+        table.wait_on(0, 1).unwrap();
+        table.wait_on(1, 2).unwrap();
+        assert_eq!(table.wait_on(2, 0).unwrap_err(), ["c", "a", "b", "c"]);
+        table.wait_over(1, 2);
+        table.wait_on(2, 0).unwrap();
+        assert_eq!(table.wait_on(1, 1).unwrap_err(), ["b", "b"]);
+    }
+}

@@ -49,6 +49,23 @@ impl fmt::Display for PlanId {
 // ===== ActivationContext =====
 
 /// What a tool is lent while it is activated.
+///
+/// # Examples
+///
+/// What an `activate` does that makes a file before it can fail:
+///
+/// ```
+/// use std::path::PathBuf;
+/// use toolscope::{ActivationContext, ToolFailure};
+///
+/// async fn prepare(ctx: &ActivationContext, lock_file: PathBuf) -> Result<(), ToolFailure> {
+///     std::fs::File::create_new(&lock_file)?;
+///     ctx.defer(move || async move { drop(std::fs::remove_file(lock_file)) });
+///     connect().await // if this fails, panics or takes too long the file is removed
+/// }
+/// # async fn connect() -> Result<(), ToolFailure> { Ok(()) }
+/// # let _ = prepare;
+/// ```
 #[derive(Clone)]
 pub struct ActivationContext {
     scope: Arc<PlanScope>,
@@ -248,6 +265,23 @@ impl fmt::Debug for DeactivationContext {
 
 /// What a tool is lent for one call. Cheap to clone; a clone may outlive the call, but not its rights: once the plan has
 /// ended it can start nothing.
+///
+/// # Examples
+///
+/// ```
+/// use serde_json::json;
+/// use toolscope::{Change, ChangeKind, ToolExecutionContext, ToolFailure};
+///
+/// async fn copy_all(ctx: &ToolExecutionContext, files: &[&str]) -> Result<usize, ToolFailure> {
+///     for file in files {
+///         ctx.check()?; // stops between two files once the call is cancelled
+///         ctx.execute_nested("files/copy", &json!({"path": file})).await?.into_result()?;
+///         ctx.record_change(Change::new(ChangeKind::Created, *file));
+///     }
+///     Ok(files.len())
+/// }
+/// # let _ = copy_all;
+/// ```
 #[derive(Clone)]
 pub struct ToolExecutionContext {
     scope: Arc<PlanScope>,

@@ -144,6 +144,22 @@ pub struct ToolCancelled;
 
 /// The `Err` of a call: what the host must know. What the tool or the model did wrong is a
 /// [`ToolResult`](crate::ToolResult) with `success: false`.
+///
+/// # Examples
+///
+/// ```
+/// use toolscope::{CallError, OutcomeCode, ToolRuntimeError};
+///
+/// fn may_try_again(error: &CallError) -> bool {
+///     match error {
+///         CallError::Cancelled(_) => false,
+///         CallError::Runtime(ToolRuntimeError::Activation(_)) => true,
+///         CallError::Runtime(error) => error.code() == OutcomeCode::Concurrency,
+///         _ => false,
+///     }
+/// }
+/// # let _ = may_try_again;
+/// ```
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {

@@ -365,6 +365,32 @@ fn is_inside(path: &Path, root: &Path) -> bool {
 
 /// One agent run: the scope of activations. It owns the plan and is not `Clone`; [`PlanHandle`] is.
 ///
+/// # Examples
+///
+/// Calls from several tasks, and a plan under this one:
+///
+/// ```
+/// use serde_json::json;
+/// use toolscope::test_util::Probe;
+/// use toolscope::{EndReason, PlanOptions, ToolRuntime};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let runtime = ToolRuntime::builder().tool(Probe::new("search").tool()).build().await?;
+/// let plan = runtime.begin(PlanOptions::new())?;
+/// let (one, two) = (plan.handle(), plan.handle());
+/// let both = tokio::join!(one.execute("search", json!({})), two.execute("search", json!({})));
+/// assert!(both.0?.success && both.1?.success);
+///
+/// let child = plan.begin_child(PlanOptions::new().read_only())?;
+/// assert!(child.execute("search", json!({})).await.is_err(), "it does not say that it only reads");
+///
+/// plan.cancel();
+/// assert_eq!(child.end_reason(), Some(EndReason::Cancelled));
+/// let report = plan.finish().await;
+/// assert_eq!((report.reason(), report.deactivations().len()), (EndReason::Cancelled, 1));
+/// # Ok(()) }
+/// ```
+///
 /// # Drop behaviour
 ///
 /// Dropping it ends the plan: synchronously and without a Tokio runtime it refuses further calls and hands every
@@ -608,7 +634,7 @@ impl fmt::Debug for PlanHandle {
 
 // ===== PlanReport =====
 
-/// How a plan ended: why, what it did, and how each deactivation went.
+/// How a plan ended: why, what it did, and how each deactivation went. It keeps the plan's record in memory.
 #[derive(Clone)]
 pub struct PlanReport {
     scope: Arc<PlanScope>,

@@ -245,6 +245,25 @@ async fn watch(
 ///
 /// It is the one owner and not `Clone`: hand out [`handle`](Self::handle)s, or share it in an `Arc`.
 ///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use toolscope::test_util::Probe;
+/// use toolscope::{PlanOptions, ToolRuntime};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let runtime = ToolRuntime::builder().tool(Probe::new("index").tool()).build().await?;
+/// let plan = runtime.begin(PlanOptions::new())?;
+/// plan.activate("index").await?;
+/// std::mem::forget(plan); // even a leaked plan is ended by its deadline or by the shutdown
+///
+/// let report = runtime.shutdown(Duration::from_secs(10)).await;
+/// assert!(report.stragglers.is_empty());
+/// assert_eq!((report.stats.activated, report.stats.deactivated), (1, 1));
+/// # Ok(()) }
+/// ```
+///
 /// # Drop behaviour
 ///
 /// Dropping it ends every plan and waits for their deactivations, at most for the builder's

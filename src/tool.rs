@@ -97,6 +97,28 @@ pub trait ToolInstance: Send + Sync + 'static {
 
 /// Something that several tools of one plan need, such as one connection. Made by
 /// [`ActivationContext::shared`]; deactivated after the last tool that was handed it.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Arc;
+/// use toolscope::{ActivationContext, DeactivationContext, SharedActivation, ToolFailure, async_trait};
+///
+/// struct Connection;
+///
+/// #[async_trait]
+/// impl SharedActivation for Connection {
+///     async fn deactivate(&self, _: &DeactivationContext) -> Result<(), ToolFailure> {
+///         Ok(()) // close it here
+///     }
+/// }
+///
+/// /// What the `activate` of each tool that needs the connection begins with.
+/// async fn connection(ctx: &ActivationContext) -> Result<Arc<Connection>, ToolFailure> {
+///     ctx.shared("main", |_ctx| async { Ok(Connection) }).await
+/// }
+/// # let _ = connection;
+/// ```
 #[async_trait]
 pub trait SharedActivation: Send + Sync + 'static {
     /// Releases it. Called exactly once, as [`ToolInstance::deactivate`].

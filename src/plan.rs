@@ -619,7 +619,7 @@ impl PlanHandle {
 
     /// The changes that its tools recorded so far.
     pub fn changes(&self) -> Vec<RecordedChange> {
-        lock(&self.scope.log).changes.clone()
+        lock(&self.scope.log).changes()
     }
 }
 
@@ -685,12 +685,12 @@ impl PlanReport {
 
     /// Traces that had to go because of the cap.
     pub fn dropped_traces(&self) -> u64 {
-        lock(&self.scope.log).dropped
+        lock(&self.scope.log).dropped()
     }
 
     /// The changes that its tools recorded.
     pub fn changes(&self) -> Vec<RecordedChange> {
-        lock(&self.scope.log).changes.clone()
+        lock(&self.scope.log).changes()
     }
 
     /// The deactivations that did not go well, as errors.

@@ -59,10 +59,16 @@ pub(crate) struct PlanScope {
 
 pub(crate) struct Inner {
     pub(crate) slots: SlotTable<Arc<Active>, watch::Receiver<Verdict>>,
-    children: Vec<Arc<PlanScope>>,
-    deactivations: Vec<DeactivationRecord>,
     end: Option<End>,
     settled: bool,
+    rare: Option<Box<Rare>>,
+}
+
+/// What only some plans have.
+#[derive(Default)]
+struct Rare {
+    children: Vec<Arc<PlanScope>>,
+    deactivations: Vec<DeactivationRecord>,
 }
 
 /// The clock of a plan's end, and what is left to drain.
@@ -79,6 +85,14 @@ impl Inner {
     pub(crate) fn is_settled(&self) -> bool {
         self.settled
     }
+
+    fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
+    fn children(&self) -> &[Arc<PlanScope>] {
+        self.rare.as_ref().map_or(&[], |rare| &rare.children)
+    }
 }
 
 impl PlanScope {
@@ -89,7 +103,6 @@ impl PlanScope {
         settings: Option<Box<PlanSettings>>,
         parent: Option<Arc<PlanScope>>,
     ) -> Arc<Self> {
-        let (slots, children, deactivations) = (SlotTable::new(), Vec::new(), Vec::new());
         Arc::new(Self {
             id,
             core: Arc::clone(core),
@@ -100,13 +113,7 @@ impl PlanScope {
             began_at: SystemTime::now(),
             parent,
             settings,
-            inner: Mutex::new(Inner {
-                slots,
-                children,
-                deactivations,
-                end: None,
-                settled: false,
-            }),
+            inner: Mutex::new(Inner { slots: SlotTable::new(), end: None, settled: false, rare: None }),
             soft: OnceLock::new(),
             changed: Notify::new(),
         })
@@ -197,7 +204,7 @@ impl PlanScope {
     fn steps_left(&self) -> u32 {
         let (busy, children) = {
             let inner = self.inner();
-            (inner.slots.busy().count(), inner.children.clone())
+            (inner.slots.busy().count(), inner.children().to_vec())
         };
         let own = u32::try_from(2 * busy + 2).unwrap_or(u32::MAX);
         children
@@ -240,7 +247,7 @@ impl PlanScope {
                 draining,
                 overrun: 0,
             });
-            (owed, inner.children.clone(), draining)
+            (owed, inner.children().to_vec(), draining)
         };
         if let Some(soft) = self.soft.get() {
             soft.cancel();
@@ -327,7 +334,7 @@ impl PlanScope {
         let settled = {
             let mut inner = self.inner();
             let at_rest = inner.end.is_some_and(|end| !end.draining)
-                && inner.children.is_empty()
+                && inner.children().is_empty()
                 && inner.slots.busy().next().is_none();
             at_rest && !std::mem::replace(&mut inner.settled, true)
         };
@@ -348,18 +355,15 @@ impl PlanScope {
         if let Some(reason) = inner.slots.closing() {
             return Err(ended(reason));
         }
-        inner.children.push(Arc::clone(child));
+        inner.rare().children.push(Arc::clone(child));
         Ok(())
     }
 
     fn child_settled(self: &Arc<Self>, child: &Arc<PlanScope>) {
         let gone = {
             let mut inner = self.inner();
-            let at = inner
-                .children
-                .iter()
-                .position(|other| Arc::ptr_eq(other, child));
-            at.map(|at| inner.children.swap_remove(at))
+            let at = inner.children().iter().position(|other| Arc::ptr_eq(other, child));
+            at.map(|at| inner.rare().children.swap_remove(at))
         };
         drop(gone);
         self.conclude();
@@ -411,15 +415,10 @@ impl PlanScope {
         let mut inner = self.inner();
         counted.fetch_add(1, Relaxed);
         inner.slots.settle(active.slot);
-        if inner.deactivations.len() < MOST_DEACTIVATIONS {
-            let (name, generation) = (inner.slots.label(active.slot).to_owned(), active.generation);
-            inner.deactivations.push(DeactivationRecord {
-                name,
-                generation,
-                outcome,
-                overrun,
-                took,
-            });
+        let (name, generation) = (inner.slots.label(active.slot).to_owned(), active.generation);
+        let kept = &mut inner.rare().deactivations;
+        if kept.len() < MOST_DEACTIVATIONS {
+            kept.push(DeactivationRecord { name, generation, outcome, overrun, took });
         }
     }
 
@@ -483,7 +482,8 @@ impl PlanScope {
     }
 
     pub(crate) fn deactivations(&self) -> Vec<DeactivationRecord> {
-        self.inner().deactivations.clone()
+        let inner = self.inner();
+        inner.rare.as_ref().map(|rare| rare.deactivations.clone()).unwrap_or_default()
     }
 
     /// The calls that were still being polled at the drain deadline.
@@ -501,7 +501,7 @@ impl PlanScope {
             .collect();
         names.extend(
             inner
-                .children
+                .children()
                 .iter()
                 .map(|child| format!("child plan {}", child.id)),
         );

@@ -88,53 +88,72 @@ pub(crate) struct RecordText {
     pub(crate) error: String,
 }
 
-/// Behind one lock of the plan: its traces, its changes, and the state of calls that asked for one.
+/// Behind one lock of the plan: its traces, and what few plans have.
 #[derive(Debug, Default)]
 pub(crate) struct PlanLog {
     records: VecDeque<Record>,
+    rare: Option<Box<RareLog>>,
+}
+
+#[derive(Debug, Default)]
+struct RareLog {
     /// Traces that had to go because of the cap.
-    pub(crate) dropped: u64,
-    pub(crate) changes: Vec<RecordedChange>,
+    dropped: u64,
+    changes: Vec<RecordedChange>,
+    /// The state of calls that asked for one.
     states: Vec<(u64, Arc<CallState>)>,
 }
 
 impl PlanLog {
+    fn rare(&mut self) -> &mut RareLog {
+        self.rare.get_or_insert_default()
+    }
+
     /// Keeps a trace; the oldest goes when there are `cap` of them. Gives the call's state back, where it had one.
     pub(crate) fn record(&mut self, record: Record, cap: usize) -> Option<Arc<CallState>> {
         let call = record.call;
-        if self.records.len() >= cap.max(1) {
+        if self.records.len() >= cap {
             self.records.pop_front();
-            self.dropped += 1;
+            self.rare().dropped += 1;
         }
         self.records.push_back(record);
-        let at = self.states.iter().position(|(of, _)| *of == call)?;
-        Some(self.states.swap_remove(at).1)
+        let states = &mut self.rare.as_mut()?.states;
+        let at = states.iter().position(|(of, _)| *of == call)?;
+        Some(states.swap_remove(at).1)
     }
 
     /// The state of a call, made when first asked for.
-    pub(crate) fn state(&mut self, call: u64, make: impl FnOnce() -> CallState) -> Arc<CallState> {
+    pub(crate) fn state(
+        &mut self,
+        call: u64,
+        make: impl FnOnce() -> CallState,
+    ) -> Arc<CallState> {
         if let Some(state) = self.known_state(call) {
             return state;
         }
         let state = Arc::new(make());
-        self.states.push((call, Arc::clone(&state)));
+        self.rare().states.push((call, Arc::clone(&state)));
         state
     }
 
     /// The state of a call that asked for one.
     pub(crate) fn known_state(&self, call: u64) -> Option<Arc<CallState>> {
-        self.states
-            .iter()
-            .find(|(of, _)| *of == call)
-            .map(|(_, state)| Arc::clone(state))
+        let states = &self.rare.as_ref()?.states;
+        states.iter().find(|(of, _)| *of == call).map(|(_, state)| Arc::clone(state))
     }
 
     pub(crate) fn change(&mut self, tool: ToolName, call_id: u64, change: Change) {
-        self.changes.push(RecordedChange {
-            tool,
-            call_id,
-            change,
-        });
+        self.rare().changes.push(RecordedChange { tool, call_id, change });
+    }
+
+    /// The changes, to be read.
+    pub(crate) fn changes(&self) -> Vec<RecordedChange> {
+        self.rare.as_ref().map(|rare| rare.changes.clone()).unwrap_or_default()
+    }
+
+    /// How many traces had to go because of the cap.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.rare.as_ref().map_or(0, |rare| rare.dropped)
     }
 
     /// The traces, to be read.

@@ -8,12 +8,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use dashmap::DashMap;
 use tokio::sync::watch;
 
-use crate::contain::BoxFuture;
+use crate::contain::{BoxFuture, Contained};
 use crate::context::{ActivationContext, PlanId};
 use crate::error::{ActivationError, ActivationPhase};
 use crate::fault::fault;
 use crate::keeper::{Begin, Job};
-use crate::obligation::{Active, Attempt, Held, Hold, Make, Owed, activate};
+use crate::obligation::{Active, Attempt, Held, Hold, Make, Owed, activate, given};
 use crate::registry::ToolEntry;
 use crate::scope::PlanScope;
 use crate::slot::{Ask, Key, Refused, SlotId};
@@ -137,11 +137,10 @@ impl PlanScope {
                 Some(Make::Shared(Box::new(
                     move |ctx| -> BoxFuture<'static, _> {
                         Box::pin(async move {
-                            let shared = Arc::new(make(ctx).await?);
-                            Ok(Held::Shared {
-                                any: Arc::clone(&shared) as Arc<dyn Any + Send + Sync>,
-                                shared,
-                            })
+                            let make = move || -> BoxFuture<'static, _> { Box::pin(make(ctx)) };
+                            let shared = Arc::new(given(Contained::new(make)).await?);
+                            let any = Arc::clone(&shared) as Arc<dyn Any + Send + Sync>;
+                            Ok(Held::Shared { any, shared })
                         })
                     },
                 )))

@@ -60,7 +60,10 @@ impl<'a, T, M: FnOnce() -> BoxFuture<'a, T>> Contained<'a, T, M> {
     }
 }
 
-impl<'a, T, M: FnOnce() -> BoxFuture<'a, T> + Unpin> Future for Contained<'a, T, M> {
+/// `make` is moved out before it runs and never pinned.
+impl<'a, T, M: FnOnce() -> BoxFuture<'a, T>> Unpin for Contained<'a, T, M> {}
+
+impl<'a, T, M: FnOnce() -> BoxFuture<'a, T>> Future for Contained<'a, T, M> {
     type Output = Result<T, Panicked<T>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {

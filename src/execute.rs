@@ -17,7 +17,8 @@ use tokio_util::sync::CancellationToken;
 use crate::contain::{BoxFuture, Contained, Panicked};
 use crate::context::ToolExecutionContext;
 use crate::error::{
-    ActivationError, ActivationPhase, CallError, OutcomeCode, ToolCancelled, ToolRuntimeError,
+    ActivationError, ActivationPhase, CallError, EndReason, OutcomeCode, ToolCancelled,
+    ToolRuntimeError,
 };
 use crate::keeper::Begin;
 use crate::lease::{Gate, Lease};
@@ -159,14 +160,19 @@ pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), C
         .unwrap_or_else(|| Err(scope.ended_error()))
 }
 
+/// Room 1. A token that is cancelled ends its plan here, should its watch not have seen it yet.
 fn enter(scope: &Arc<PlanScope>) -> Result<Lease<&Gate>, CallError> {
-    let settings = scope.settings();
-    if settings
-        .token
-        .as_ref()
-        .is_some_and(CancellationToken::is_cancelled)
-    {
-        scope.close(crate::error::EndReason::Cancelled, Begin::There);
+    let mut plan = Some(scope);
+    while let Some(above) = plan {
+        if above
+            .settings()
+            .token
+            .as_ref()
+            .is_some_and(CancellationToken::is_cancelled)
+        {
+            above.close(EndReason::Cancelled, Begin::There);
+        }
+        plan = above.parent.as_ref();
     }
     scope.gate.enter().ok_or_else(|| scope.ended_error())
 }
@@ -239,22 +245,15 @@ async fn rooms(
     record.reached = true;
     record.instance = instance.place();
     let ctx = ToolExecutionContext::new(scope, record.call, tool.id, above, instance.active());
-    let output = match execute(&mut instance, &ctx, input, &interrupts).await {
+    let ended = execute(&mut instance, &ctx, input, &interrupts).await;
+    record.cancelled = interrupts.cancelled_error().is_some();
+    let output = match ended {
         Ended::Output(output) => output,
-        Ended::Failed(failure) => return Err(failed(scope, &failure, &interrupts, record)),
-        Ended::Panicked(text) => {
-            return Err(Stop::Failed(
-                OutcomeCode::Panic,
-                format!("the tool panicked: {text}"),
-            ));
-        }
-        Ended::Interrupted(interrupt) => return Err(interrupted(scope, tool, &interrupt, record)),
-        Ended::Retired => return Err(retired(scope, tool, record)),
+        ended => return Err(without_output(ended, tool, &interrupts)),
     };
 
     // 10 check output, 11 limit: come with the schemas.
     record.size = size_of(&output.value);
-    record.cancelled = scope.gate.is_closed() || interrupts.token_cancelled();
     Ok(output)
 
     // 12 record: the guard, in whose hands the result goes.
@@ -403,7 +402,10 @@ enum Ended {
     Output(ToolOutput),
     Failed(ToolFailure),
     Panicked(String),
-    Interrupted(Interrupt),
+    /// The call's deadline passed.
+    Deadline(Duration),
+    /// The call's token was cancelled and its grace is over.
+    Cancelled,
     /// The instance was retired while the call was not being polled, and its drain is over.
     Retired,
 }
@@ -444,7 +446,7 @@ async fn raced<'a>(
     work: Contained<
         'a,
         Result<ToolOutput, ToolFailure>,
-        impl FnOnce() -> BoxFuture<'a, Result<ToolOutput, ToolFailure>> + Unpin,
+        impl FnOnce() -> BoxFuture<'a, Result<ToolOutput, ToolFailure>>,
     >,
     ctx: &ToolExecutionContext,
     interrupts: &Interrupts<'_>,
@@ -465,74 +467,42 @@ async fn raced<'a>(
         if interrupt.is_none() {
             interrupt.set(Some(interrupts.interrupt(ctx)));
         }
-        let polled = interrupt
+        interrupt
             .as_mut()
             .as_pin_mut()
-            .map_or(Poll::Pending, |interrupt| interrupt.poll(cx));
-        polled.map(Ended::Interrupted)
+            .map_or(Poll::Pending, |interrupt| interrupt.poll(cx))
     })
     .await
 }
 
-/// The outcome of a call whose tool returned a failure.
-fn failed(
-    scope: &PlanScope,
-    failure: &ToolFailure,
-    interrupts: &Interrupts<'_>,
-    record: &mut CallRecord<'_>,
-) -> Stop {
-    if failure.kind() == FailureKind::Cancelled {
-        if scope.gate.is_closed() {
-            record.cancelled = true;
-            return Stop::Err(scope.ended_error());
+/// The outcome of a call whose tool gave no output.
+fn without_output(ended: Ended, tool: &ToolEntry, interrupts: &Interrupts<'_>) -> Stop {
+    let cancelled = interrupts.cancelled_error();
+    match ended {
+        Ended::Failed(failure) if failure.kind() == FailureKind::Cancelled => match cancelled {
+            Some(error) => Stop::Err(error),
+            // Nobody asked it to stop.
+            None => Stop::Failed(OutcomeCode::Execution, failure.message().to_owned()),
+        },
+        Ended::Failed(failure) => Stop::Failed(failure.code(), failure.message().to_owned()),
+        Ended::Panicked(text) => {
+            Stop::Failed(OutcomeCode::Panic, format!("the tool panicked: {text}"))
         }
-        if interrupts.token_cancelled() {
-            record.cancelled = true;
-            return ToolCancelled.into();
-        }
-        // Nobody asked it to stop.
-        return Stop::Failed(OutcomeCode::Execution, failure.message().to_owned());
-    }
-    Stop::Failed(failure.code(), failure.message().to_owned())
-}
-
-/// The outcome of a call whose instance went to its hard end: with the plan, or by the host's or a call's wish.
-fn retired(scope: &PlanScope, tool: &ToolEntry, record: &mut CallRecord<'_>) -> Stop {
-    if scope.gate.is_closed() {
-        record.cancelled = true;
-        return scope.ended_error().into();
-    }
-    refused_error(tool, Refused::Deactivated).into()
-}
-
-fn interrupted(
-    scope: &PlanScope,
-    tool: &ToolEntry,
-    interrupt: &Interrupt,
-    record: &mut CallRecord<'_>,
-) -> Stop {
-    match interrupt {
-        Interrupt::Deadline(limit) => {
+        Ended::Deadline(limit) => {
             let message = format!("`{}` did not finish within {limit:?}", tool.descriptor.name);
             Stop::Failed(OutcomeCode::Timeout, message)
         }
-        Interrupt::Cancelled => {
-            record.cancelled = true;
-            if scope.gate.is_closed() {
-                Stop::Err(scope.ended_error())
-            } else {
-                ToolCancelled.into()
-            }
-        }
+        Ended::Cancelled => cancelled
+            .unwrap_or(CallError::Cancelled(ToolCancelled))
+            .into(),
+        Ended::Retired => cancelled
+            .unwrap_or_else(|| refused_error(tool, Refused::Deactivated))
+            .into(),
+        Ended::Output(_) => unreachable!("BUG: there is an output"),
     }
 }
 
 // ===== what interrupts a call =====
-
-enum Interrupt {
-    Deadline(Duration),
-    Cancelled,
-}
 
 struct Interrupts<'a> {
     scope: &'a Arc<PlanScope>,
@@ -547,8 +517,14 @@ impl Interrupts<'_> {
         self.token.is_none() && self.limit.is_none()
     }
 
-    fn token_cancelled(&self) -> bool {
-        self.token.is_some_and(CancellationToken::is_cancelled)
+    /// What a call returns that stops because it was asked to: the plan's end goes before the call's own token, which
+    /// for a nested call is cancelled by that very end.
+    fn cancelled_error(&self) -> Option<CallError> {
+        if self.scope.gate.is_closed() {
+            return Some(self.scope.ended_error());
+        }
+        let cancelled = self.token.is_some_and(CancellationToken::is_cancelled);
+        cancelled.then_some(CallError::Cancelled(ToolCancelled))
     }
 
     /// What is left of the call's time.
@@ -578,7 +554,7 @@ impl Interrupts<'_> {
 
     /// While the tool runs: the deadline at once, the token after the tool had its grace. The plan's own end comes by
     /// the lease.
-    async fn interrupt(&self, ctx: &ToolExecutionContext) -> Interrupt {
+    async fn interrupt(&self, ctx: &ToolExecutionContext) -> Ended {
         let cancelled = async {
             self.cancelled().await;
             ctx.cancel();
@@ -588,19 +564,18 @@ impl Interrupts<'_> {
                 .await;
         };
         tokio::select! {
-            () = self.deadline() => Interrupt::Deadline(self.limit.unwrap_or_default()),
-            () = cancelled => Interrupt::Cancelled,
+            () = self.deadline() => Ended::Deadline(self.limit.unwrap_or_default()),
+            () = cancelled => Ended::Cancelled,
         }
     }
 }
 
 /// The outcome of a call that [`Interrupts::stop`] stopped.
 fn stopped(interrupts: &Interrupts<'_>) -> Stop {
-    if interrupts.token_cancelled() {
-        ToolCancelled.into()
-    } else {
-        interrupts.scope.ended_error().into()
-    }
+    interrupts
+        .cancelled_error()
+        .unwrap_or_else(|| interrupts.scope.ended_error())
+        .into()
 }
 
 // ===== room 12: record =====

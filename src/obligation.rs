@@ -20,7 +20,7 @@ use crate::contain::{BoxFuture, Contained, Panicked, drop_contained};
 use crate::context::{ActivationContext, DeactivationContext};
 use crate::error::{ActivationError, ActivationPhase};
 use crate::fault::fault;
-use crate::keeper::last_resort;
+use crate::keeper::{Begin, Job, last_resort};
 use crate::lease::Gate;
 use crate::registry::ToolEntry;
 use crate::scope::PlanScope;
@@ -42,22 +42,56 @@ pub(crate) enum Held {
     },
 }
 
+/// What an activation made, and whether its deactivation must never be polled by the task that asks for it.
+pub(crate) struct Made {
+    held: Held,
+    off_thread: bool,
+}
+
 /// How an instance comes to be.
 pub(crate) enum Make {
     Tool(Arc<ToolEntry>),
-    Shared(
-        Box<dyn FnOnce(ActivationContext) -> BoxFuture<'static, Result<Held, ToolFailure>> + Send>,
-    ),
+    Shared(Box<dyn FnOnce(ActivationContext) -> BoxFuture<'static, Result<Held, NotMade>> + Send>),
+}
+
+/// Why an activation gave nothing.
+pub(crate) enum NotMade {
+    Failed(ToolFailure),
+    Panicked(String),
 }
 
 impl Make {
-    fn run(self, ctx: ActivationContext) -> BoxFuture<'static, Result<Held, ToolFailure>> {
+    async fn run(self, ctx: ActivationContext) -> Result<Made, NotMade> {
         match self {
             Self::Tool(entry) => {
-                Box::pin(async move { entry.tool.activate(&ctx).await.map(Held::Tool) })
+                let instance = given(Contained::new(|| entry.tool.activate(&ctx))).await?;
+                Ok(Made {
+                    held: Held::Tool(instance),
+                    off_thread: entry.off_thread,
+                })
             }
-            Self::Shared(make) => make(ctx),
+            Self::Shared(make) => Ok(Made {
+                held: make(ctx).await?,
+                off_thread: false,
+            }),
         }
+    }
+}
+
+/// What a contained activation gave. If only the drop of its future panicked there is an instance, and it must not be lost.
+pub(crate) async fn given<'a, T>(
+    work: Contained<
+        'a,
+        Result<T, ToolFailure>,
+        impl FnOnce() -> BoxFuture<'a, Result<T, ToolFailure>>,
+    >,
+) -> Result<T, NotMade> {
+    match work.await {
+        Ok(made)
+        | Err(Panicked {
+            value: Some(made), ..
+        }) => made.map_err(NotMade::Failed),
+        Err(Panicked { text, value: None }) => Err(NotMade::Panicked(text)),
     }
 }
 
@@ -165,16 +199,20 @@ pub(crate) struct Active {
     pub(crate) slot: SlotId,
     pub(crate) generation: u32,
     pub(crate) attempt: Arc<Attempt>,
+    off_thread: bool,
 }
 
 impl Active {
-    pub(crate) fn new(held: Held, slot: SlotId, generation: u32, attempt: &Arc<Attempt>) -> Self {
+    pub(crate) fn new(made: Made, slot: SlotId, generation: u32, attempt: &Arc<Attempt>) -> Self {
+        let Made { held, off_thread } = made;
+        let (held, gate, attempt) = (Some(held), Gate::new(), Arc::clone(attempt));
         Self {
-            held: Some(held),
-            gate: Gate::new(),
+            held,
+            gate,
             slot,
             generation,
-            attempt: Arc::clone(attempt),
+            attempt,
+            off_thread,
         }
     }
 
@@ -261,14 +299,23 @@ impl Owed {
         }
     }
 
+    /// The job that pays a deactivation, and how it may begin.
+    pub(crate) fn into_job(self, begin: Begin) -> (Job, Begin) {
+        let off_thread = matches!(&self.stage, Stage::Holding { active, .. } if active.off_thread);
+        (
+            Box::pin(deactivate(self)),
+            if off_thread { Begin::There } else { begin },
+        )
+    }
+
     /// Puts the instance in place; true if the plan closed or the host asked meanwhile, so that it must go at once.
-    fn commit(&mut self, held: Held) -> bool {
+    fn commit(&mut self, made: Made) -> bool {
         let Stage::Activating { publish, attempt } =
             std::mem::replace(&mut self.stage, Stage::Settled)
         else {
             unreachable!("BUG: an activation is committed once");
         };
-        let doom = self.scope.commit(self.slot, held, &attempt);
+        let doom = self.scope.commit(self.slot, made, &attempt);
         attempt.keep();
         match doom {
             Ok(()) => {
@@ -392,38 +439,25 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
     let deadlines = scope.settings().deadlines;
     let ended = {
         let ctx = ActivationContext::new(&scope, owed.slot, &attempt);
-        let work = Contained::new(move || make.run(ctx));
         tokio::select! {
             biased;
-            ended = work => Some(ended),
+            ended = make.run(ctx) => Some(ended),
             () = scope.activation_limit() => None,
         }
     };
     let label = scope.label(owed.slot);
     let error = match ended {
-        Some(
-            Ok(Ok(held))
-            | Err(Panicked {
-                value: Some(Ok(held)),
-                ..
-            }),
-        ) => {
-            if owed.commit(held) {
+        Some(Ok(instance)) => {
+            if owed.commit(instance) {
                 deactivate(owed).await;
             }
             return;
         }
-        Some(
-            Ok(Err(failure))
-            | Err(Panicked {
-                value: Some(Err(failure)),
-                ..
-            }),
-        ) => {
+        Some(Err(NotMade::Failed(failure))) => {
             let message = failure.message().to_owned();
             ActivationError::caused(label, message, failure.into_source())
         }
-        Some(Err(Panicked { text, .. })) => {
+        Some(Err(NotMade::Panicked(text))) => {
             ActivationError::new(label, ActivationPhase::Panicked, text)
         }
         None => {
@@ -440,7 +474,7 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
 }
 
 /// The deactivation job: drain, call, settle.
-pub(crate) async fn deactivate(mut owed: Owed) {
+async fn deactivate(mut owed: Owed) {
     let Stage::Holding { active, why } = &owed.stage else {
         return;
     };

@@ -15,6 +15,7 @@ use crate::context::PlanId;
 use crate::error::{EndReason, ToolError, ToolRuntimeError};
 use crate::fault::fault;
 use crate::keeper::{Begin, Job, Keeper, last_resort};
+use crate::obligation::Owed;
 use crate::plan::{Deadlines, Plan, PlanHandle, PlanOptions, PlanReport, PlanSettings};
 use crate::registry::ToolRegistry;
 use crate::scope::{Inner, PlanScope};
@@ -65,8 +66,9 @@ impl Core {
         }
     }
 
-    /// As [`submit`](Self::submit), for a deactivation.
-    pub(crate) fn submit_clean_up(&self, job: Job, begin: Begin) {
+    /// Submits the deactivation that is owed.
+    pub(crate) fn submit_clean_up(&self, owed: Owed, begin: Begin) {
+        let (job, begin) = owed.into_job(begin);
         #[cfg(toolscope_faults)]
         if fault("clean-up-on-the-callers-runtime") {
             if let Ok(caller) = tokio::runtime::Handle::try_current() {
@@ -204,7 +206,11 @@ impl Core {
             troubled: count(&ledger.troubled),
             open,
             lost: count(&ledger.lost),
-            keeper_blocked: self.keeper.get().and_then(Option::as_ref).map_or(0, Keeper::blocked),
+            keeper_blocked: self
+                .keeper
+                .get()
+                .and_then(Option::as_ref)
+                .map_or(0, Keeper::blocked),
         }
     }
 }
@@ -635,13 +641,8 @@ impl ToolRuntimeBuilder {
 
 impl fmt::Debug for ToolRuntimeBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self
-            .tools
-            .iter()
-            .map(|tool| tool.descriptor().name.to_string())
-            .collect();
         f.debug_struct("ToolRuntimeBuilder")
-            .field("tools", &names)
+            .field("tools", &self.tools.len())
             .finish_non_exhaustive()
     }
 }

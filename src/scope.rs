@@ -24,7 +24,7 @@ use crate::context::PlanId;
 use crate::error::{ActivationError, CallError, EndReason, ToolCancelled, ToolRuntimeError};
 use crate::keeper::Begin;
 use crate::lease::Gate;
-use crate::obligation::{Active, Attempt, Held, Owed, Verdict, deactivate};
+use crate::obligation::{Active, Attempt, Made, Owed, Verdict};
 use crate::plan::PlanSettings;
 use crate::registry::Snapshot;
 use crate::runtime::Core;
@@ -113,7 +113,12 @@ impl PlanScope {
             began_at: SystemTime::now(),
             parent,
             settings,
-            inner: Mutex::new(Inner { slots: SlotTable::new(), end: None, settled: false, rare: None }),
+            inner: Mutex::new(Inner {
+                slots: SlotTable::new(),
+                end: None,
+                settled: false,
+                rare: None,
+            }),
             soft: OnceLock::new(),
             changed: Notify::new(),
         })
@@ -266,7 +271,7 @@ impl PlanScope {
             self.gate.revoke();
         }
         for owed in owed {
-            self.core.submit_clean_up(Box::pin(deactivate(owed)), begin);
+            self.core.submit_clean_up(owed, begin);
         }
         self.conclude();
     }
@@ -362,7 +367,10 @@ impl PlanScope {
     fn child_settled(self: &Arc<Self>, child: &Arc<PlanScope>) {
         let gone = {
             let mut inner = self.inner();
-            let at = inner.children().iter().position(|other| Arc::ptr_eq(other, child));
+            let at = inner
+                .children()
+                .iter()
+                .position(|other| Arc::ptr_eq(other, child));
             at.map(|at| inner.rare().children.swap_remove(at))
         };
         drop(gone);
@@ -375,12 +383,12 @@ impl PlanScope {
     pub(crate) fn commit(
         &self,
         slot: SlotId,
-        held: Held,
+        made: Made,
         attempt: &Arc<Attempt>,
     ) -> Result<(), (Arc<Active>, Why)> {
         let mut inner = self.inner();
         let generation = inner.slots.generation(slot);
-        let active = Arc::new(Active::new(held, slot, generation, attempt));
+        let active = Arc::new(Active::new(made, slot, generation, attempt));
         self.core.ledger.activated.fetch_add(1, Relaxed);
         match inner.slots.commit(slot, Arc::clone(&active)) {
             None => Ok(()),
@@ -418,7 +426,13 @@ impl PlanScope {
         let (name, generation) = (inner.slots.label(active.slot).to_owned(), active.generation);
         let kept = &mut inner.rare().deactivations;
         if kept.len() < MOST_DEACTIVATIONS {
-            kept.push(DeactivationRecord { name, generation, outcome, overrun, took });
+            kept.push(DeactivationRecord {
+                name,
+                generation,
+                outcome,
+                overrun,
+                took,
+            });
         }
     }
 
@@ -433,8 +447,7 @@ impl PlanScope {
             })
         };
         if let Some(owed) = owed {
-            self.core
-                .submit_clean_up(Box::pin(deactivate(owed)), Begin::There);
+            self.core.submit_clean_up(owed, Begin::There);
         }
     }
 
@@ -459,7 +472,7 @@ impl PlanScope {
             }
         };
         if let Some(owed) = owed {
-            self.core.submit_clean_up(Box::pin(deactivate(owed)), begin);
+            self.core.submit_clean_up(owed, begin);
         }
         retired
     }
@@ -483,7 +496,11 @@ impl PlanScope {
 
     pub(crate) fn deactivations(&self) -> Vec<DeactivationRecord> {
         let inner = self.inner();
-        inner.rare.as_ref().map(|rare| rare.deactivations.clone()).unwrap_or_default()
+        inner
+            .rare
+            .as_ref()
+            .map(|rare| rare.deactivations.clone())
+            .unwrap_or_default()
     }
 
     /// The calls that were still being polled at the drain deadline.

@@ -110,12 +110,13 @@ struct Inner {
     counts: Mutex<ProbeCounts>,
     /// By plan: activations and instances that are alive.
     alive: Mutex<Vec<u64>>,
-    /// Instances of other probes that hold an instance of this one.
-    dependents: AtomicU64,
 }
 
 #[derive(Clone)]
-#[expect(clippy::struct_excessive_bools, reason = "independent switches of a probe")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent switches of a probe"
+)]
 struct Config {
     capability: ToolCapability,
     immediate: bool,
@@ -161,7 +162,6 @@ impl Probe {
             config: Mutex::new(config),
             counts: Mutex::default(),
             alive: Mutex::default(),
-            dependents: AtomicU64::new(0),
         }))
     }
 
@@ -330,7 +330,7 @@ impl Probe {
                 .shared(&name, make)
                 .await
                 .inspect_err(|_| alive.failed = true)?;
-            held.push(Dependent::new(&shared.0.probe));
+            held.push(Dependent::new(&shared.0));
         }
         let passed = pass(step, "activate", ctx.cancellation_token()).await;
         alive.failed = passed.is_err();
@@ -344,6 +344,7 @@ impl Probe {
             plan,
             gone: AtomicBool::new(false),
             held: Mutex::new(held),
+            dependents: AtomicU64::new(0),
             _bomb: bomb,
         }))
     }
@@ -401,19 +402,19 @@ fn no_longer(alive: &Mutex<Vec<u64>>, plan: u64) {
     }
 }
 
-/// An instance's claim on a shared probe, until its own deactivation is over.
-struct Dependent(Probe);
+/// An instance's claim on a shared one, until its own deactivation is over.
+struct Dependent(Arc<ProbeInstance>);
 
 impl Dependent {
-    fn new(on: &Probe) -> Self {
-        on.0.dependents.fetch_add(1, SeqCst);
-        Self(on.clone())
+    fn new(on: &Arc<ProbeInstance>) -> Self {
+        on.dependents.fetch_add(1, SeqCst);
+        Self(Arc::clone(on))
     }
 }
 
 impl Drop for Dependent {
     fn drop(&mut self) {
-        self.0.0.dependents.fetch_sub(1, SeqCst);
+        self.0.dependents.fetch_sub(1, SeqCst);
     }
 }
 
@@ -456,6 +457,7 @@ impl Tool for ProbeTool {
             plan: 0,
             gone,
             held,
+            dependents: AtomicU64::new(0),
             _bomb: bomb,
         }))
     }
@@ -477,6 +479,8 @@ struct ProbeInstance {
     plan: u64,
     gone: AtomicBool,
     held: Mutex<Vec<Dependent>>,
+    /// Instances of other probes that hold this one.
+    dependents: AtomicU64,
     _bomb: Bomb,
 }
 
@@ -487,7 +491,7 @@ impl ProbeInstance {
         if self.gone.swap(true, SeqCst) {
             probe.count(|counts| counts.doubled += 1);
         }
-        if probe.0.dependents.load(SeqCst) != 0 {
+        if self.dependents.load(SeqCst) != 0 {
             probe.count(|counts| counts.out_of_order += 1);
         }
         let _over = Over(self);

@@ -123,11 +123,7 @@ impl PlanLog {
     }
 
     /// The state of a call, made when first asked for.
-    pub(crate) fn state(
-        &mut self,
-        call: u64,
-        make: impl FnOnce() -> CallState,
-    ) -> Arc<CallState> {
+    pub(crate) fn state(&mut self, call: u64, make: impl FnOnce() -> CallState) -> Arc<CallState> {
         if let Some(state) = self.known_state(call) {
             return state;
         }
@@ -139,16 +135,26 @@ impl PlanLog {
     /// The state of a call that asked for one.
     pub(crate) fn known_state(&self, call: u64) -> Option<Arc<CallState>> {
         let states = &self.rare.as_ref()?.states;
-        states.iter().find(|(of, _)| *of == call).map(|(_, state)| Arc::clone(state))
+        states
+            .iter()
+            .find(|(of, _)| *of == call)
+            .map(|(_, state)| Arc::clone(state))
     }
 
     pub(crate) fn change(&mut self, tool: ToolName, call_id: u64, change: Change) {
-        self.rare().changes.push(RecordedChange { tool, call_id, change });
+        self.rare().changes.push(RecordedChange {
+            tool,
+            call_id,
+            change,
+        });
     }
 
     /// The changes, to be read.
     pub(crate) fn changes(&self) -> Vec<RecordedChange> {
-        self.rare.as_ref().map(|rare| rare.changes.clone()).unwrap_or_default()
+        self.rare
+            .as_ref()
+            .map(|rare| rare.changes.clone())
+            .unwrap_or_default()
     }
 
     /// How many traces had to go because of the cap.

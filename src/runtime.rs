@@ -609,6 +609,10 @@ impl ToolRuntimeBuilder {
     /// # Errors
     ///
     /// The first tool that the registry does not take.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: nothing is started before it is done.
     #[expect(clippy::unused_async, reason = "sources are discovered here")]
     pub async fn build(self) -> Result<ToolRuntime, ToolError> {
         let Self {

@@ -262,27 +262,14 @@ impl PlanScope {
         }
         if draining {
             // Always in the keeper: it begins with a wait.
-            let scope = Arc::clone(self);
-            self.core.submit(
-                Box::pin(async move { scope.drain_calls().await }),
-                Begin::There,
-            );
+            let draining = Draining(Arc::clone(self));
+            self.core.submit(Box::pin(draining.run()), Begin::There);
         } else {
             self.gate.revoke();
         }
         for owed in owed {
             self.core.submit_clean_up(owed, begin);
         }
-        self.conclude();
-    }
-
-    /// The hard end of the calls that were in flight when the plan closed.
-    async fn drain_calls(self: Arc<Self>) {
-        let overrun = self.drain(&self.gate).await;
-        self.inner()
-            .end
-            .iter_mut()
-            .for_each(|end| (end.draining, end.overrun) = (false, overrun));
         self.conclude();
     }
 
@@ -526,6 +513,29 @@ impl PlanScope {
             names.push("calls in flight".to_owned());
         }
         names
+    }
+}
+
+/// The drain of the calls that were in flight when the plan closed. Over when dropped, even by a keeper that ends.
+struct Draining(Arc<PlanScope>);
+
+impl Draining {
+    async fn run(self) {
+        self.0.drain(&self.0.gate).await;
+    }
+}
+
+impl Drop for Draining {
+    fn drop(&mut self) {
+        let scope = &self.0;
+        scope.gate.revoke();
+        let overrun = scope.gate.polling();
+        scope
+            .inner()
+            .end
+            .iter_mut()
+            .for_each(|end| (end.draining, end.overrun) = (false, overrun));
+        scope.conclude();
     }
 }
 

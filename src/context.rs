@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 use crate::change::Change;
 use crate::contain::BoxFuture;
 use crate::descriptor::BoundResource;
-use crate::error::{CallError, EndReason, ToolCancelled};
+use crate::error::{CallError, EndReason, ToolCancelled, ToolRuntimeError};
 use crate::execute::{self, CallOptions, Frame};
 use crate::obligation::{Active, Attempt};
-use crate::runtime::RuntimeHandle;
+use crate::plan::{Plan, PlanOptions};
 use crate::scope::PlanScope;
 use crate::slot::{Refused, SlotId, Why};
 use crate::sync::atomic::Ordering::Relaxed;
@@ -110,11 +110,6 @@ impl ActivationContext {
     /// A token that is cancelled when the plan ends. The activation then has what is left of the end's budget.
     pub fn cancellation_token(&self) -> CancellationToken {
         self.scope.soft().child_token()
-    }
-
-    /// The runtime, to begin plans of one's own with.
-    pub fn runtime(&self) -> RuntimeHandle {
-        RuntimeHandle::new(&self.scope.core)
     }
 
     /// Registers work that undoes a part of this activation. It runs, the last registered first, if `activate` does not
@@ -369,11 +364,6 @@ impl ToolExecutionContext {
         self.scope.settings().sandbox.as_deref()
     }
 
-    /// The runtime, to begin plans of one's own with.
-    pub fn runtime(&self) -> RuntimeHandle {
-        RuntimeHandle::new(&self.scope.core)
-    }
-
     /// Whether the call, its plan or a parent of that was cancelled, or the plan is ending.
     pub fn is_cancelled(&self) -> bool {
         // Looks without making: whoever cancels a call makes its state.
@@ -449,6 +439,16 @@ impl ToolExecutionContext {
             Some(frame),
         ))
         .await
+    }
+
+    /// Begins a plan under the call's plan, for a tool that is an agent itself: never with more rights; see
+    /// [`PlanHandle::begin_child`](crate::PlanHandle::begin_child).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn begin_child(&self, options: PlanOptions) -> Result<Plan, ToolRuntimeError> {
+        self.scope.core.begin(options, Some(&self.scope))
     }
 
     /// As [`ActivationContext::shared`], asked for by a call; the instance of the tool becomes its dependent.

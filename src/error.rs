@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::contain::drop_contained;
 use crate::name::ToolName;
 
 /// How a call ended, as stable text. The table of outcomes is in the crate's documentation.
@@ -355,6 +356,13 @@ pub enum ActivationPhase {
     Exhausted,
     /// The runtime could not run it.
     NotRun,
+}
+
+impl Drop for ActivationFault {
+    fn drop(&mut self) {
+        // The error behind it is the tool's.
+        drop_contained(self.source.take());
+    }
 }
 
 impl ActivationError {

@@ -14,10 +14,10 @@ use serde_json::Value;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
-use crate::contain::{BoxFuture, Contained, Panicked};
+use crate::contain::{BoxFuture, Contained, Panicked, drop_contained};
 use crate::context::ToolExecutionContext;
 use crate::error::{
-    ActivationError, ActivationPhase, CallError, EndReason, OutcomeCode, ToolCancelled,
+    ActivationError, ActivationPhase, CallError, OutcomeCode, ToolCancelled,
     ToolRuntimeError,
 };
 use crate::keeper::Begin;
@@ -160,20 +160,9 @@ pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), C
         .unwrap_or_else(|| Err(scope.ended_error()))
 }
 
-/// Room 1. A token that is cancelled ends its plan here, should its watch not have seen it yet.
+/// Room 1.
 fn enter(scope: &Arc<PlanScope>) -> Result<Lease<&Gate>, CallError> {
-    let mut plan = Some(scope);
-    while let Some(above) = plan {
-        if above
-            .settings()
-            .token
-            .as_ref()
-            .is_some_and(CancellationToken::is_cancelled)
-        {
-            above.close(EndReason::Cancelled, Begin::There);
-        }
-        plan = above.parent.as_ref();
-    }
+    scope.notice_tokens();
     scope.gate.enter().ok_or_else(|| scope.ended_error())
 }
 
@@ -479,12 +468,19 @@ async fn raced<'a>(
 fn without_output(ended: Ended, tool: &ToolEntry, interrupts: &Interrupts<'_>) -> Stop {
     let cancelled = interrupts.cancelled_error();
     match ended {
-        Ended::Failed(failure) if failure.kind() == FailureKind::Cancelled => match cancelled {
-            Some(error) => Stop::Err(error),
-            // Nobody asked it to stop.
-            None => Stop::Failed(OutcomeCode::Execution, failure.message().to_owned()),
-        },
-        Ended::Failed(failure) => Stop::Failed(failure.code(), failure.message().to_owned()),
+        Ended::Failed(failure) => {
+            let stop = match (failure.kind(), cancelled) {
+                (FailureKind::Cancelled, Some(error)) => Stop::Err(error),
+                // Nobody asked it to stop.
+                (FailureKind::Cancelled, None) => {
+                    Stop::Failed(OutcomeCode::Execution, failure.message().to_owned())
+                }
+                _ => Stop::Failed(failure.code(), failure.message().to_owned()),
+            };
+            // The error behind it is the tool's.
+            drop_contained(failure);
+            stop
+        }
         Ended::Panicked(text) => {
             Stop::Failed(OutcomeCode::Panic, format!("the tool panicked: {text}"))
         }

@@ -123,6 +123,7 @@ impl Core {
                 options.settle(&self.defaults, false),
             ),
             Some(parent) => {
+                parent.notice_tokens();
                 let mut settings = options.settle(parent.settings(), true);
                 if let Some(settings) = &mut settings {
                     settings.confine(parent.settings())?;

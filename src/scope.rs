@@ -219,6 +219,17 @@ impl PlanScope {
 
     // ===== the end =====
 
+    /// Ends this plan, or those above, if the token given at `begin` is cancelled and its watch has not seen that yet.
+    pub(crate) fn notice_tokens(self: &Arc<Self>) {
+        let mut plan = Some(self);
+        while let Some(scope) = plan {
+            if scope.settings().token.as_ref().is_some_and(CancellationToken::is_cancelled) {
+                scope.close(EndReason::Cancelled, Begin::There);
+            }
+            plan = scope.parent.as_ref();
+        }
+    }
+
     /// Ends the plan. Synchronous and idempotent; the first reason wins. What is to be undone begins as `begin` says.
     pub(crate) fn close(self: &Arc<Self>, reason: EndReason, begin: Begin) {
         // Taken before the own lock: no two plans are ever locked at once.

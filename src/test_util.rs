@@ -66,6 +66,8 @@ pub enum Step {
     Until(CancellationToken),
     /// Waits until the context says that it is cancelled, then goes on. As [`Never`](Self::Never) in `deactivate`.
     UntilCancelled,
+    /// As [`UntilCancelled`](Self::UntilCancelled), then panics.
+    UntilCancelledPanic,
 }
 
 impl From<Step> for Vec<Step> {
@@ -621,6 +623,10 @@ async fn pass(step: Step, stage: &str, token: CancellationToken) -> Result<(), T
         Step::UntilCancelled => {
             token.cancelled().await;
             Ok(())
+        }
+        Step::UntilCancelledPanic => {
+            token.cancelled().await;
+            panic!("the probe panics in {stage}")
         }
     }
 }

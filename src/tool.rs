@@ -291,7 +291,8 @@ impl ToolOutput {
         }
     }
 
-    /// Any value that is JSON when serialised.
+    /// Any value that is JSON when serialised. A number that JSON does not have (NaN, an infinity) becomes null: what
+    /// `serde_json` makes of it.
     ///
     /// # Errors
     ///

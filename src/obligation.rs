@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use crate::contain::{BoxFuture, Contained, Panicked, drop_contained};
 use crate::context::{ActivationContext, DeactivationContext};
@@ -146,13 +146,16 @@ impl Attempt {
         drop(holds);
     }
 
-    /// Runs what was deferred, the last first, each contained and bounded.
-    async fn roll_back(&self, limit: Duration) {
+    /// Runs what was deferred, the last first, each contained and under the limit of a deactivation.
+    async fn roll_back(&self, scope: &PlanScope) {
         loop {
             let next = lock(&self.rollback).pop();
             let Some(work) = next else { return };
-            let undone = timeout(limit, Contained::new(work)).await;
-            drop(undone);
+            tokio::select! {
+                biased;
+                undone = Contained::new(work) => drop(undone),
+                () = scope.deactivation_limit() => {}
+            }
         }
     }
 
@@ -423,9 +426,7 @@ fn fail_unrun(mut owed: Owed) {
 }
 
 async fn roll_back_unrun(owed: Owed, attempt: Arc<Attempt>) {
-    attempt
-        .roll_back(owed.scope.settings().deadlines.deactivate)
-        .await;
+    attempt.roll_back(&owed.scope).await;
     fail_unrun(owed);
 }
 
@@ -469,7 +470,7 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
         }
     };
     // Undone before anyone is told: the next attempt must not overlap with what is left of this one.
-    attempt.roll_back(deadlines.deactivate).await;
+    attempt.roll_back(&scope).await;
     owed.fail(error);
 }
 

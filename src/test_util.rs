@@ -243,7 +243,7 @@ impl Probe {
     }
 
     /// The tool to register.
-    pub fn tool(&self) -> impl Tool {
+    pub fn tool(&self) -> impl Tool + use<> {
         let config = lock(&self.0.config).clone();
         let mut descriptor = ToolDescriptor::new(self.0.name.clone()).capability(config.capability);
         descriptor.max_concurrent = config.max_concurrent;

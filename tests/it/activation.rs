@@ -1,16 +1,13 @@
 //! P1 to P3: at most one activation, which belongs to the plan; failed attempts.
-//!
-//! At the end stands what the lifecycle tests share: hooks round a probe's stages, calls to poll by hand, a blocker.
 
 use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -18,13 +15,15 @@ use tokio_test::{assert_pending, task};
 use tokio_util::sync::CancellationToken;
 use toolscope::test_util::{Probe, Step};
 use toolscope::{
-    ActivationContext, ActivationError, ActivationPhase, CallError, CallOptions,
-    DeactivationContext, Deadlines, Keeper, OutcomeCode, PlanHandle, PlanOptions, Tool,
-    ToolDescriptor, ToolExecutionContext, ToolFailure, ToolInstance, ToolOutput, ToolResult,
-    ToolRuntime, ToolRuntimeError, async_trait,
+    ActivationContext, ActivationError, ActivationPhase, CallError, CallOptions, Deadlines,
+    OutcomeCode, PlanOptions, Tool, ToolDescriptor, ToolFailure, ToolInstance, ToolRuntime,
 };
 
-use crate::support::Fixture;
+use crate::hooks::{
+    Called, Hooked, Log, activation_error, assert_about, block_on, call, descriptor, gated, ready,
+    this_thread, until, within,
+};
+use crate::support::{Fixture, paused};
 
 // ===== P1: at most one activation =====
 
@@ -416,10 +415,6 @@ async fn p2_an_off_thread_tool_is_never_polled_by_the_caller() {
     fixture.end().await;
 }
 
-fn this_thread() -> String {
-    std::thread::current().name().unwrap_or_default().to_owned()
-}
-
 // ===== P3: failed attempts =====
 
 #[tokio::test]
@@ -548,25 +543,24 @@ async fn p3_all_who_waited_get_the_very_same_error() {
     for call in calls {
         errors.push(activation_error(within(call).await));
     }
-    let cause = |error: &ActivationError| error.source().unwrap() as *const dyn Error;
-    assert!(std::ptr::addr_eq(cause(&errors[0]), cause(&errors[1])));
-    assert!(std::ptr::addr_eq(cause(&errors[0]), cause(&errors[2])));
+    let cause = |error: &ActivationError| std::ptr::from_ref(error.source().unwrap()).cast::<()>();
+    assert_eq!(cause(&errors[0]), cause(&errors[1]));
+    assert_eq!(cause(&errors[0]), cause(&errors[2]));
     plan.finish().await;
     assert_eq!(fixture.end().await.started, 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn p3_a_hundred_waiters_share_one_failed_attempt() {
     let probe = Probe::new("tool").on_activate([Step::YieldErr(2), Step::Ok]);
-    let fixture = Fixture::new(&[&probe]).await;
+    let fixture = Fixture::paused(&[&probe]).await;
     let plan = fixture.plan();
     let mut calls: Vec<_> = (0..100).map(|_| task::spawn(call(&plan, "tool"))).collect();
     for call in &mut calls {
-        drop(call.poll());
+        assert_pending!(call.poll());
     }
-    until(|| fixture.stats().failed == 1).await;
     for call in calls {
-        activation_error(within(call).await);
+        activation_error(call.await);
     }
     plan.finish().await;
     assert_eq!(probe.counts().activations, 1);
@@ -682,9 +676,13 @@ async fn p3_a_tool_that_cannot_be_activated_does_not_touch_the_others() {
 #[tokio::test]
 async fn p3_the_failure_of_a_shared_activation_is_no_attempt_of_the_tool() {
     let wire = Probe::new("wire").on_activate([Step::Err, Step::Err, Step::Ok]);
-    let probe = Probe::new("tool")
-        .needs(&wire)
-        .on_activate([Step::Ok, Step::Ok, Step::Err, Step::Err, Step::Ok]);
+    let probe = Probe::new("tool").needs(&wire).on_activate([
+        Step::Ok,
+        Step::Ok,
+        Step::Err,
+        Step::Err,
+        Step::Ok,
+    ]);
     let fixture = Fixture::new(&[&probe]).await.track(&wire);
     let plan = fixture.plan();
     // Twice for the wire, twice on its own account, and there is an attempt left.
@@ -721,7 +719,9 @@ async fn p3_a_shared_activation_counts_attempts_of_its_own() {
 async fn p3_deferred_work_runs_last_first_before_the_error_is_told() {
     let probe = Probe::new("tool").on_activate(Step::YieldErr(1));
     let log = Log::default();
-    let fixture = deferring(&probe, &log).fixture(ToolRuntime::builder()).await;
+    let fixture = deferring(&probe, &log)
+        .fixture(ToolRuntime::builder())
+        .await;
     let plan = fixture.plan();
     activation_error(call(&plan, "tool").await);
     assert_eq!(log.read(), ["second", "first"]);
@@ -733,7 +733,9 @@ async fn p3_deferred_work_runs_last_first_before_the_error_is_told() {
 async fn p3_deferred_work_runs_after_a_panic() {
     let probe = Probe::new("tool").on_activate(Step::Panic);
     let log = Log::default();
-    let fixture = deferring(&probe, &log).fixture(ToolRuntime::builder()).await;
+    let fixture = deferring(&probe, &log)
+        .fixture(ToolRuntime::builder())
+        .await;
     let plan = fixture.plan();
     activation_error(call(&plan, "tool").await);
     assert_eq!(log.read(), ["second", "first"]);
@@ -757,7 +759,9 @@ async fn p3_deferred_work_runs_after_a_timeout() {
 async fn p3_deferred_work_does_not_run_after_a_success() {
     let probe = Probe::new("tool");
     let log = Log::default();
-    let fixture = deferring(&probe, &log).fixture(ToolRuntime::builder()).await;
+    let fixture = deferring(&probe, &log)
+        .fixture(ToolRuntime::builder())
+        .await;
     let plan = fixture.plan();
     call(&plan, "tool").await.unwrap();
     plan.finish().await;
@@ -820,6 +824,28 @@ async fn p3_deferred_work_that_hangs_is_bounded() {
     fixture.end().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn p3_deferred_work_that_hangs_at_the_end_of_the_plan_is_cut_to_the_budget() {
+    let probe = Probe::new("tool").on_activate(Step::Never);
+    let hooked = Hooked::new(&probe).before_activate(|ctx| {
+        ctx.defer(std::future::pending);
+        async { Ok(()) }
+    });
+    let fixture = hooked.fixture(paused()).await;
+    let deadlines = Deadlines::default().end(Duration::from_secs(3));
+    let plan = fixture
+        .begin(PlanOptions::new().deadlines(deadlines))
+        .unwrap();
+    let mut waiting = task::spawn(call(&plan, "tool"));
+    assert_pending!(waiting.poll());
+    drop(waiting);
+    let began = Instant::now();
+    let report = plan.finish().await;
+    assert_about(began.elapsed(), 3_250);
+    assert!(report.unsettled().is_empty());
+    fixture.end().await;
+}
+
 #[tokio::test]
 async fn p3_the_next_attempt_waits_for_deferred_work() {
     let probe = Probe::new("tool").on_activate([Step::Err, Step::Ok]);
@@ -876,250 +902,5 @@ impl Tool for Futureless {
         'b: 'c,
     {
         panic!("no future")
-    }
-}
-
-// ===== shared by the lifecycle tests =====
-
-/// The bound of every wait for an event. It is never reached unless something is wrong.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-pub(crate) type Called = Result<ToolResult, CallError>;
-
-/// A call as a future of its own: to spawn, to drop, to poll by hand.
-pub(crate) fn call(
-    plan: &PlanHandle,
-    tool: &'static str,
-) -> impl Future<Output = Called> + Send + use<> {
-    let plan = plan.clone();
-    async move { plan.execute(tool, json!({})).await }
-}
-
-/// A probe called `tool` whose activation waits for the latch.
-pub(crate) fn gated() -> (Probe, CancellationToken) {
-    let latch = CancellationToken::new();
-    let probe = Probe::new("tool").on_activate(Step::Until(latch.clone()));
-    (probe, latch)
-}
-
-/// A builder whose keeper is the test's own, paused runtime.
-pub(crate) fn paused() -> toolscope::ToolRuntimeBuilder {
-    ToolRuntime::builder().keeper(Keeper::on(Handle::current()))
-}
-
-pub(crate) fn descriptor(name: &str) -> ToolDescriptor {
-    ToolDescriptor::new(name.parse().unwrap())
-}
-
-#[track_caller]
-pub(crate) fn activation_error(called: Called) -> ActivationError {
-    match called {
-        Err(CallError::Runtime(ToolRuntimeError::Activation(error))) => error,
-        other => panic!("no activation error: {other:?}"),
-    }
-}
-
-/// Checks a time on the paused clock, whose grain is a millisecond.
-#[track_caller]
-pub(crate) fn assert_about(time: Duration, millis: u64) {
-    let most = Duration::from_millis(millis + 10);
-    assert!(
-        (Duration::from_millis(millis)..most).contains(&time),
-        "{time:?} and not {millis} ms"
-    );
-}
-
-/// Awaits what must come.
-pub(crate) async fn within<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, work)
-        .await
-        .expect("it did not come in time")
-}
-
-/// Waits for an event that has no signal of its own.
-pub(crate) async fn until(happened: impl Fn() -> bool) {
-    let began = std::time::Instant::now();
-    while !happened() {
-        assert!(began.elapsed() < PATIENCE, "it did not happen in time");
-        tokio::task::yield_now().await;
-    }
-}
-
-/// Drives a future on this thread, without any Tokio runtime.
-pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
-    struct Unpark(std::thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut work = std::pin::pin!(work);
-    loop {
-        if let Poll::Ready(output) = work.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return output;
-        }
-        std::thread::park_timeout(PATIENCE);
-    }
-}
-
-/// Does something to what is behind the lock, as a hook that is ready at once.
-pub(crate) fn ready<T>(behind: &Mutex<T>, work: impl FnOnce(&mut T)) -> std::future::Ready<Passed> {
-    work(&mut behind.lock().unwrap());
-    std::future::ready(Ok(()))
-}
-
-/// What happened, in its order.
-#[derive(Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<&'static str>>>);
-
-impl Log {
-    pub(crate) fn add(&self, what: &'static str) {
-        self.0.lock().unwrap().push(what);
-    }
-
-    pub(crate) fn read(&self) -> Vec<&'static str> {
-        self.0.lock().unwrap().clone()
-    }
-}
-
-/// Blocks a thread until the test lets it go on.
-#[derive(Clone, Default)]
-pub(crate) struct Blocker(Arc<(Mutex<(bool, bool)>, Condvar)>);
-
-impl Blocker {
-    /// Blocks this thread; panics if nobody releases it.
-    pub(crate) fn block(&self) {
-        let (state, changed) = &*self.0;
-        let mut state = state.lock().unwrap();
-        state.0 = true;
-        let (state, waited) = changed
-            .wait_timeout_while(state, PATIENCE, |(_, released)| !*released)
-            .unwrap();
-        drop(state);
-        assert!(!waited.timed_out(), "nobody released the thread");
-    }
-
-    pub(crate) fn is_blocking(&self) -> bool {
-        let state = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.0
-    }
-
-    pub(crate) fn release(&self) {
-        let (state, changed) = &*self.0;
-        state.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
-        changed.notify_all();
-    }
-}
-
-pub(crate) type Passed = Result<(), ToolFailure>;
-type Work = Pin<Box<dyn Future<Output = Passed> + Send>>;
-
-/// A probe with code of the test's own round its stages. What fails before a stage keeps the probe out of it.
-pub(crate) struct Hooked {
-    probe: Probe,
-    tool: Arc<dyn Tool>,
-    hooks: Hooks,
-}
-
-#[derive(Clone, Default)]
-struct Hooks {
-    activate: Option<Arc<dyn Fn(ActivationContext) -> Work + Send + Sync>>,
-    execute: Option<Arc<dyn Fn(ToolExecutionContext) -> Work + Send + Sync>>,
-    deactivate: Option<Arc<dyn Fn(&DeactivationContext) -> Work + Send + Sync>>,
-}
-
-impl Hooked {
-    pub(crate) fn new(probe: &Probe) -> Self {
-        let (probe, tool) = (probe.clone(), Arc::new(probe.tool()));
-        Self {
-            probe,
-            tool,
-            hooks: Hooks::default(),
-        }
-    }
-
-    pub(crate) fn before_activate<F, Fut>(mut self, hook: F) -> Self
-    where
-        F: Fn(ActivationContext) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Passed> + Send + 'static,
-    {
-        self.hooks.activate = Some(Arc::new(move |ctx| Box::pin(hook(ctx))));
-        self
-    }
-
-    pub(crate) fn before_execute<F, Fut>(mut self, hook: F) -> Self
-    where
-        F: Fn(ToolExecutionContext) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Passed> + Send + 'static,
-    {
-        self.hooks.execute = Some(Arc::new(move |ctx| Box::pin(hook(ctx))));
-        self
-    }
-
-    /// After the probe's own `deactivate`, however that went.
-    pub(crate) fn after_deactivate<F, Fut>(mut self, hook: F) -> Self
-    where
-        F: Fn(&DeactivationContext) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Passed> + Send + 'static,
-    {
-        self.hooks.deactivate = Some(Arc::new(move |ctx| Box::pin(hook(ctx))));
-        self
-    }
-
-    /// A runtime with this tool and no other.
-    pub(crate) async fn fixture(self, builder: toolscope::ToolRuntimeBuilder) -> Fixture {
-        let probe = self.probe.clone();
-        Fixture::with(builder.tool(self), &[]).await.track(&probe)
-    }
-}
-
-#[async_trait]
-impl Tool for Hooked {
-    fn descriptor(&self) -> &ToolDescriptor {
-        self.tool.descriptor()
-    }
-
-    fn off_thread(&self) -> bool {
-        self.tool.off_thread()
-    }
-
-    async fn activate(
-        &self,
-        ctx: &ActivationContext,
-    ) -> Result<Arc<dyn ToolInstance>, ToolFailure> {
-        if let Some(hook) = &self.hooks.activate {
-            hook(ctx.clone()).await?;
-        }
-        let instance = self.tool.activate(ctx).await?;
-        let hooks = self.hooks.clone();
-        Ok(Arc::new(HookedInstance { instance, hooks }))
-    }
-}
-
-struct HookedInstance {
-    instance: Arc<dyn ToolInstance>,
-    hooks: Hooks,
-}
-
-#[async_trait]
-impl ToolInstance for HookedInstance {
-    async fn execute(
-        &self,
-        ctx: &ToolExecutionContext,
-        input: &Value,
-    ) -> Result<ToolOutput, ToolFailure> {
-        if let Some(hook) = &self.hooks.execute {
-            hook(ctx.clone()).await?;
-        }
-        self.instance.execute(ctx, input).await
-    }
-
-    async fn deactivate(&self, ctx: &DeactivationContext) -> Passed {
-        let undone = self.instance.deactivate(ctx).await;
-        if let Some(hook) = &self.hooks.deactivate {
-            hook(ctx).await?;
-        }
-        undone
     }
 }

@@ -14,13 +14,12 @@ use tokio_util::sync::CancellationToken;
 use toolscope::test_util::{Probe, ProbeCounts, Step, execution_context};
 use toolscope::{
     ActivationContext, ActivationPhase, CallError, CallOptions, Deadlines, FailureKind,
-    FunctionTool, Keeper, OutcomeCode, PlanHandle, PlanOptions, Tool, ToolCapability,
-    ToolDescriptor, ToolExecutionContext, ToolExecutionTrace, ToolFailure, ToolInstance,
-    ToolOutput, ToolResult, ToolRuntime, ToolRuntimeBuilder, ToolRuntimeError, ToolSpec,
-    async_trait,
+    FunctionTool, OutcomeCode, PlanHandle, PlanOptions, Tool, ToolCapability, ToolDescriptor,
+    ToolExecutionContext, ToolExecutionTrace, ToolFailure, ToolInstance, ToolOutput, ToolResult,
+    ToolRuntimeError, ToolSpec, async_trait,
 };
 
-use crate::support::Fixture;
+use crate::support::{Fixture, paused};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -55,11 +54,6 @@ pub(crate) fn traced(plan: &PlanHandle, returned: &Returned) -> ToolExecutionTra
         }
     }
     trace.clone()
-}
-
-/// A runtime on the test's own clock, to be given tools that are no probes.
-pub(crate) fn paused() -> ToolRuntimeBuilder {
-    ToolRuntime::builder().keeper(Keeper::on(Handle::current()))
 }
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]

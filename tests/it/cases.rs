@@ -18,8 +18,8 @@ use toolscope::{
     async_trait,
 };
 
-use crate::call::{paused, relay, relayed};
-use crate::support::Fixture;
+use crate::call::{relay, relayed};
+use crate::support::{Fixture, paused};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -13,8 +13,8 @@ use toolscope::{
     ToolRuntimeError, ToolSpec,
 };
 
-use crate::call::{paused, relay, relayed};
-use crate::support::Fixture;
+use crate::call::{relay, relayed};
+use crate::support::{Fixture, paused};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -157,7 +157,9 @@ async fn p15_a_child_starts_nothing_once_the_token_of_its_parent_is_cancelled() 
 async fn p15_no_child_begins_once_the_token_of_its_parent_is_cancelled() {
     let fixture = Fixture::paused(&[]).await;
     let token = CancellationToken::new();
-    let parent = fixture.begin(PlanOptions::new().token(token.clone())).unwrap();
+    let parent = fixture
+        .begin(PlanOptions::new().token(token.clone()))
+        .unwrap();
     token.cancel();
     assert!(parent.begin_child(PlanOptions::new()).is_err());
     assert_eq!(parent.end_reason(), Some(EndReason::Cancelled));
@@ -167,16 +169,21 @@ async fn p15_no_child_begins_once_the_token_of_its_parent_is_cancelled() {
 #[tokio::test(start_paused = true)]
 async fn p15_a_tool_begins_a_child_of_its_own_plan() {
     let writer = Probe::new("writer");
-    let agent = ToolSpec::new("agent").read_only().handler(async |ctx, _: Value| {
-        let child = ctx.begin_child(PlanOptions::new())?;
-        let refused = child.execute("writer", json!({})).await.is_err();
-        child.finish().await;
-        Ok(refused)
-    });
+    let agent = ToolSpec::new("agent")
+        .read_only()
+        .handler(async |ctx, _: Value| {
+            let child = ctx.begin_child(PlanOptions::new())?;
+            let refused = child.execute("writer", json!({})).await.is_err();
+            child.finish().await;
+            Ok(refused)
+        });
     let builder = paused().tool(agent);
     let fixture = Fixture::with(builder, &[&writer]).await;
     let plan = fixture.begin(PlanOptions::new().read_only()).unwrap();
-    assert_eq!(plan.execute("agent", json!({})).await.unwrap().output, json!(true));
+    assert_eq!(
+        plan.execute("agent", json!({})).await.unwrap().output,
+        json!(true)
+    );
     assert_eq!(writer.counts(), ProbeCounts::default());
     fixture.end().await;
 }

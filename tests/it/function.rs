@@ -13,8 +13,7 @@ use toolscope::{
     ToolExecutionContext, ToolFailure, ToolResult, ToolSpec,
 };
 
-use crate::call::paused;
-use crate::support::Fixture;
+use crate::support::{Fixture, paused};
 
 #[derive(Deserialize, JsonSchema)]
 struct Text {

@@ -9,8 +9,7 @@ use tokio_util::sync::CancellationToken;
 use toolscope::test_util::{Probe, Step};
 use toolscope::{Plan, PlanOptions, Stats, ToolSpec};
 
-use crate::call::paused;
-use crate::support::Fixture;
+use crate::support::{Fixture, paused};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -2,11 +2,14 @@
 #![expect(
     clippy::unwrap_used,
     clippy::disallowed_methods,
-    reason = "a test may fail, spawn and block"
+    clippy::print_stdout,
+    reason = "a test may fail, spawn, block and print"
 )]
 
 // The fixture: a runtime whose ledger is checked against the probes' own counts.
 mod support;
+// What the lifecycle tests share: hooks round a probe's stages, calls to poll by hand, a blocker.
+mod hooks;
 
 // P1 to P3: at most one activation, which belongs to the plan; failed attempts.
 mod activation;

@@ -7,8 +7,7 @@ use toolscope::{
     ToolRuntime, ToolRuntimeError, ToolSpec,
 };
 
-use crate::call::paused;
-use crate::support::Fixture;
+use crate::support::{Fixture, paused};
 
 /// Calls a probe of that capability in a plan of those rights: `Ok`, or the code of the refusal, which started nothing.
 async fn gate(capability: ToolCapability, rights: PlanOptions) -> OutcomeCode {

@@ -12,8 +12,7 @@ use toolscope::{
     async_trait,
 };
 
-use crate::call::paused;
-use crate::support::Fixture;
+use crate::support::{Fixture, paused};
 
 fn name(text: &str) -> ToolName {
     ToolName::parse(text).unwrap()

@@ -7,6 +7,11 @@ use tokio::runtime::Handle;
 use toolscope::test_util::Probe;
 use toolscope::{Keeper, Plan, PlanOptions, Stats, ToolRuntime, ToolRuntimeBuilder};
 
+/// A runtime on the test's own clock, to be given tools that are no probes.
+pub(crate) fn paused() -> ToolRuntimeBuilder {
+    ToolRuntime::builder().keeper(Keeper::on(Handle::current()))
+}
+
 /// A runtime whose tools are probes. [`end`](Self::end) it in every test.
 pub(crate) struct Fixture {
     runtime: Option<ToolRuntime>,
@@ -21,11 +26,7 @@ impl Fixture {
 
     /// A runtime whose keeper is the test's own Tokio runtime, for a paused clock.
     pub(crate) async fn paused(tools: &[&Probe]) -> Self {
-        Self::with(
-            ToolRuntime::builder().keeper(Keeper::on(Handle::current())),
-            tools,
-        )
-        .await
+        Self::with(paused(), tools).await
     }
 
     pub(crate) async fn with(builder: ToolRuntimeBuilder, tools: &[&Probe]) -> Self {
@@ -51,17 +52,14 @@ impl Fixture {
     }
 
     /// Shuts down, and checks that nothing is left and that the ledger agrees with the probes.
-    #[track_caller]
-    pub(crate) fn end(self) -> impl Future<Output = Stats> {
-        async move {
-            let report = self.shutdown(Duration::from_secs(20)).await;
-            assert!(
-                report.stragglers.is_empty(),
-                "stragglers: {:?}",
-                report.stragglers
-            );
-            self.check()
-        }
+    pub(crate) async fn end(self) -> Stats {
+        let report = self.shutdown(Duration::from_secs(20)).await;
+        assert!(
+            report.stragglers.is_empty(),
+            "stragglers: {:?}",
+            report.stragglers
+        );
+        self.check()
     }
 
     /// As [`end`](Self::end), by dropping the runtime: for tests without a Tokio runtime.

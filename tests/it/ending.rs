@@ -515,6 +515,19 @@ async fn p8_a_blocked_keeper_does_not_stop_the_clock_of_a_shutdown() {
     fixture.end().await;
 }
 
+#[tokio::test]
+async fn p8_a_keeper_whose_threads_are_all_blocked_is_told_once() {
+    let (probe, blocker) = (Probe::new("tool").off_thread(), Blocker::default());
+    let builder = ToolRuntime::builder().keeper_threads(1);
+    let fixture = blocking(&probe, &blocker).fixture(builder).await;
+    let plan = fixture.plan();
+    call(&plan, "tool").await.unwrap();
+    drop(plan);
+    until(|| fixture.stats().keeper_blocked == 1).await;
+    blocker.release();
+    assert_eq!(fixture.end().await.keeper_blocked, 1);
+}
+
 // ===== P8: handles of the runtime =====
 
 #[tokio::test]

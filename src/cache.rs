@@ -19,7 +19,8 @@ use crate::scope::PlanScope;
 use crate::slot::{Ask, Key, Refused, SlotId};
 use crate::tool::{SharedActivation, ToolFailure};
 
-/// The live plans by their id. A plan's slots are inside its entry; the path of a call does not come here.
+/// The live plans by their id. A plan's slots are inside its entry; the path of a call does not
+/// come here.
 ///
 /// No guard of the map leaves this file.
 pub(crate) struct ToolLifecycleCache {
@@ -31,9 +32,7 @@ impl ToolLifecycleCache {
     const SHRINK_EVERY: u64 = 4096;
 
     pub(crate) fn new() -> Self {
-        Self {
-            plans: DashMap::default(),
-        }
+        Self { plans: DashMap::default() }
     }
 
     pub(crate) fn insert(&self, scope: &Arc<PlanScope>) {
@@ -54,10 +53,7 @@ impl ToolLifecycleCache {
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<PlanScope>> {
-        self.plans
-            .iter()
-            .map(|entry| Arc::clone(entry.value()))
-            .collect()
+        self.plans.iter().map(|entry| Arc::clone(entry.value())).collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -90,25 +86,14 @@ impl PlanScope {
         by_hand: bool,
     ) -> Result<Arc<Active>, Refused> {
         let key = Key::Tool(tool.id);
-        let begin = if tool.off_thread {
-            Begin::There
-        } else {
-            Begin::Here
-        };
+        let begin = if tool.off_thread { Begin::There } else { Begin::Here };
         let label = tool.descriptor.name.as_str();
-        let want = Want {
-            key,
-            label,
-            by_hand,
-            begin,
-            holder: None,
-            waiter: None,
-        };
-        self.obtain(want, || Some(Make::Tool(Arc::clone(tool))))
-            .await
+        let want = Want { key, label, by_hand, begin, holder: None, waiter: None };
+        self.obtain(want, || Some(Make::Tool(Arc::clone(tool)))).await
     }
 
-    /// The shared activation of that type and name; makes it if nobody has. The holder becomes its dependent.
+    /// The shared activation of that type and name; makes it if nobody has. The holder becomes its
+    /// dependent.
     pub(crate) async fn shared_instance<T, F, Fut>(
         self: &Arc<Self>,
         name: &str,
@@ -134,16 +119,14 @@ impl PlanScope {
         let active = self
             .obtain(want, || {
                 let make = make.take()?;
-                Some(Make::Shared(Box::new(
-                    move |ctx| -> BoxFuture<'static, _> {
-                        Box::pin(async move {
-                            let make = move || -> BoxFuture<'static, _> { Box::pin(make(ctx)) };
-                            let shared = Arc::new(given(Contained::new(make)).await?);
-                            let any = Arc::clone(&shared) as Arc<dyn Any + Send + Sync>;
-                            Ok(Held::Shared { any, shared })
-                        })
-                    },
-                )))
+                Some(Make::Shared(Box::new(move |ctx| -> BoxFuture<'static, _> {
+                    Box::pin(async move {
+                        let make = move || -> BoxFuture<'static, _> { Box::pin(make(ctx)) };
+                        let shared = Arc::new(given(Contained::new(make)).await?);
+                        let any = Arc::clone(&shared) as Arc<dyn Any + Send + Sync>;
+                        Ok(Held::Shared { any, shared })
+                    })
+                })))
             })
             .await?;
         match active.held() {
@@ -165,13 +148,11 @@ impl PlanScope {
             let mut publish = None;
             let (answer, hold) = {
                 let mut inner = self.inner();
-                let answer = inner
-                    .slots
-                    .ask(&want.key, want.label, want.by_hand, limits, || {
-                        let (sender, receiver) = watch::channel(None);
-                        publish = Some(sender);
-                        receiver
-                    });
+                let answer = inner.slots.ask(&want.key, want.label, want.by_hand, limits, || {
+                    let (sender, receiver) = watch::channel(None);
+                    publish = Some(sender);
+                    receiver
+                });
                 let hold = match (&answer, want.holder) {
                     (Ask::Ready(slot, _), Some(holder)) => {
                         inner.slots.depend(*slot);
@@ -190,11 +171,7 @@ impl PlanScope {
             let (slot, mut verdict) = match answer {
                 Ask::Ready(_, active) => {
                     let kept = hold.is_none_or(|(holder, hold)| holder.hold(hold));
-                    return if kept {
-                        Ok(active)
-                    } else {
-                        Err(Refused::Deactivated)
-                    };
+                    return if kept { Ok(active) } else { Err(Refused::Deactivated) };
                 }
                 Ask::Refused(refused) => return Err(refused),
                 Ask::Later(slot) => {
@@ -206,10 +183,8 @@ impl PlanScope {
                 }
                 Ask::Wait(slot, verdict) | Ask::Start(slot, verdict) => (slot, verdict),
             };
-            let _edge = want
-                .waiter
-                .map(|waiter| Edge::new(self, waiter, slot, want.label))
-                .transpose()?;
+            let _edge =
+                want.waiter.map(|waiter| Edge::new(self, waiter, slot, want.label)).transpose()?;
             if let Some(owed) = started {
                 self.core.ledger.started.fetch_add(1, Relaxed);
                 let Some(make) = make() else {
@@ -259,11 +234,7 @@ impl<'a> Edge<'a> {
             Ok(()) => Ok(Self { scope, from, to }),
             Err(path) => {
                 let path = path.join(" -> ");
-                Err(Refused::Activation(ActivationError::new(
-                    label,
-                    ActivationPhase::Cycle,
-                    path,
-                )))
+                Err(Refused::Activation(ActivationError::new(label, ActivationPhase::Cycle, path)))
             }
         }
     }

@@ -30,11 +30,7 @@ pub struct Change {
 impl Change {
     /// A change of that kind to that target.
     pub fn new(kind: ChangeKind, target: impl Into<String>) -> Self {
-        Self {
-            kind,
-            target: target.into(),
-            summary: None,
-        }
+        Self { kind, target: target.into(), summary: None }
     }
 
     /// Says in a few words what was done.

@@ -53,10 +53,7 @@ pub(crate) struct Contained<'a, T, M: FnOnce() -> BoxFuture<'a, T>> {
 impl<'a, T, M: FnOnce() -> BoxFuture<'a, T>> Contained<'a, T, M> {
     /// `make` runs at the first poll.
     pub(crate) fn new(make: M) -> Self {
-        Self {
-            make: Some(make),
-            future: None,
-        }
+        Self { make: Some(make), future: None }
     }
 }
 
@@ -82,10 +79,7 @@ impl<'a, T, M: FnOnce() -> BoxFuture<'a, T>> Future for Contained<'a, T, M> {
             Ok(Poll::Pending) => Poll::Pending,
             Ok(Poll::Ready(value)) => Poll::Ready(match contain(|| this.future = None) {
                 Ok(()) => Ok(value),
-                Err(text) => Err(Panicked {
-                    text,
-                    value: Some(value),
-                }),
+                Err(text) => Err(Panicked { text, value: Some(value) }),
             }),
             Err(text) => {
                 drop_contained(this.future.take());

@@ -1,6 +1,7 @@
 //! What the runtime hands to tools: one context for each stage.
 //!
-//! A context has no public constructor outside the `test-util` feature: to have one is to have come by the path of a call.
+//! A context has no public constructor outside the `test-util` feature: to have one is to have come
+//! by the path of a call.
 
 use std::fmt;
 use std::future::Future;
@@ -75,11 +76,7 @@ pub struct ActivationContext {
 
 impl ActivationContext {
     pub(crate) fn new(scope: &Arc<PlanScope>, slot: SlotId, attempt: &Arc<Attempt>) -> Self {
-        Self {
-            scope: Arc::clone(scope),
-            slot,
-            attempt: Arc::clone(attempt),
-        }
+        Self { scope: Arc::clone(scope), slot, attempt: Arc::clone(attempt) }
     }
 
     /// The plan the tool is activated for.
@@ -107,13 +104,15 @@ impl ActivationContext {
         self.scope.inner().slots.attempt(self.slot)
     }
 
-    /// A token that is cancelled when the plan ends. The activation then has what is left of the end's budget.
+    /// A token that is cancelled when the plan ends. The activation then has what is left of the
+    /// end's budget.
     pub fn cancellation_token(&self) -> CancellationToken {
         self.scope.soft().child_token()
     }
 
-    /// Registers work that undoes a part of this activation. It runs, the last registered first, if `activate` does not
-    /// return `Ok`: error, panic, deadline, or the end of the keeper. After an `Ok` it is dropped unrun.
+    /// Registers work that undoes a part of this activation. It runs, the last registered first, if
+    /// `activate` does not return `Ok`: error, panic, deadline, or the end of the keeper. After an
+    /// `Ok` it is dropped unrun.
     ///
     /// Each piece runs on the keeper under the deactivation deadline, contained.
     pub fn defer<F, Fut>(&self, work: F)
@@ -121,21 +120,20 @@ impl ActivationContext {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = ()> + Send + 'static,
     {
-        self.attempt
-            .defer(Box::new(move || -> BoxFuture<'static, ()> {
-                Box::pin(work())
-            }));
+        self.attempt.defer(Box::new(move || -> BoxFuture<'static, ()> { Box::pin(work()) }));
     }
 
-    /// Something that several tools of the plan need, made at most once: the type and the name are its key.
+    /// Something that several tools of the plan need, made at most once: the type and the name are
+    /// its key.
     ///
-    /// `make` runs as a job of its own on the keeper, with a context of its own. What it made is deactivated after the
-    /// last tool that was handed it; it lives to the end of the plan even with no such tool left.
+    /// `make` runs as a job of its own on the keeper, with a context of its own. What it made is
+    /// deactivated after the last tool that was handed it; it lives to the end of the plan even
+    /// with no such tool left.
     ///
     /// # Errors
     ///
-    /// The failure of `make`, the same for all who waited on that attempt; a cycle, at once and by name; the plan's end.
-    /// It does not count as an attempt of the tool.
+    /// The failure of `make`, the same for all who waited on that attempt; a cycle, at once and by
+    /// name; the plan's end. It does not count as an attempt of the tool.
     ///
     /// # Cancel safety
     ///
@@ -146,15 +144,12 @@ impl ActivationContext {
         F: FnOnce(ActivationContext) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, ToolFailure>> + Send + 'static,
     {
-        let shared = self
-            .scope
-            .shared_instance(name, &self.attempt, Some(self.slot), make)
-            .await;
+        let shared = self.scope.shared_instance(name, &self.attempt, Some(self.slot), make).await;
         shared.map_err(|refused| self.shared_failed(name, refused))
     }
 
-    /// As [`shared`](Self::shared), for something that outlives the plan: it lives in the runtime's root scope, until the
-    /// runtime shuts down, and is deactivated after all plans.
+    /// As [`shared`](Self::shared), for something that outlives the plan: it lives in the runtime's
+    /// root scope, until the runtime shuts down, and is deactivated after all plans.
     ///
     /// # Errors
     ///
@@ -192,19 +187,16 @@ impl ActivationContext {
 
 impl fmt::Debug for ActivationContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ActivationContext")
-            .field("plan", &self.scope.id)
-            .finish_non_exhaustive()
+        f.debug_struct("ActivationContext").field("plan", &self.scope.id).finish_non_exhaustive()
     }
 }
 
 fn failure_of(name: &str, refused: Refused) -> ToolFailure {
     match refused {
         Refused::Ended(_) => ToolCancelled.into(),
-        Refused::Deactivated => ToolFailure::new(
-            FailureKind::NotActivated,
-            format!("`{name}` is not activated"),
-        ),
+        Refused::Deactivated => {
+            ToolFailure::new(FailureKind::NotActivated, format!("`{name}` is not activated"))
+        }
         Refused::Activation(error) => error.into(),
     }
 }
@@ -224,11 +216,7 @@ impl DeactivationContext {
             Why::End(reason) => Some(*reason),
             Why::Host | Why::Tainted(_) => None,
         };
-        Self {
-            plan: scope.id,
-            reason,
-            token: CancellationToken::new(),
-        }
+        Self { plan: scope.id, reason, token: CancellationToken::new() }
     }
 
     /// The plan the instance was active in.
@@ -241,7 +229,8 @@ impl DeactivationContext {
         self.reason
     }
 
-    /// A fresh token, for clean-up code that wants one. It is not the plan's, which is cancelled by now.
+    /// A fresh token, for clean-up code that wants one. It is not the plan's, which is cancelled by
+    /// now.
     pub fn cancellation_token(&self) -> &CancellationToken {
         &self.token
     }
@@ -258,8 +247,8 @@ impl fmt::Debug for DeactivationContext {
 
 // ===== ToolExecutionContext =====
 
-/// What a tool is lent for one call. Cheap to clone; a clone may outlive the call, but not its rights: once the plan has
-/// ended it can start nothing.
+/// What a tool is lent for one call. Cheap to clone; a clone may outlive the call, but not its
+/// rights: once the plan has ended it can start nothing.
 ///
 /// # Examples
 ///
@@ -295,16 +284,11 @@ pub(crate) struct CallState {
 
 impl CallState {
     fn new() -> Self {
-        Self {
-            token: OnceLock::new(),
-            taint: Mutex::new(None),
-        }
+        Self { token: OnceLock::new(), taint: Mutex::new(None) }
     }
 
     fn is_cancelled(&self) -> bool {
-        self.token
-            .get()
-            .is_some_and(CancellationToken::is_cancelled)
+        self.token.get().is_some_and(CancellationToken::is_cancelled)
     }
 
     /// The taint, taken.
@@ -359,7 +343,8 @@ impl ToolExecutionContext {
         self.resources().iter().find(|bound| bound.name == name)
     }
 
-    /// The directory that file tools are confined to, where the plan has one. It never comes from the arguments.
+    /// The directory that file tools are confined to, where the plan has one. It never comes from
+    /// the arguments.
     pub fn sandbox(&self) -> Option<&Path> {
         self.scope.settings().sandbox.as_deref()
     }
@@ -386,19 +371,13 @@ impl ToolExecutionContext {
     ///
     /// [`ToolCancelled`].
     pub fn check(&self) -> Result<(), ToolCancelled> {
-        if self.is_cancelled() {
-            Err(ToolCancelled)
-        } else {
-            Ok(())
-        }
+        if self.is_cancelled() { Err(ToolCancelled) } else { Ok(()) }
     }
 
-    /// The call's token. It is a child of the plan's: to cancel it cancels this call's view and nothing else.
+    /// The call's token. It is a child of the plan's: to cancel it cancels this call's view and
+    /// nothing else.
     pub fn cancellation_token(&self) -> CancellationToken {
-        self.state()
-            .token
-            .get_or_init(|| self.scope.soft().child_token())
-            .clone()
+        self.state().token.get_or_init(|| self.scope.soft().child_token()).clone()
     }
 
     /// Records a change that the call made.
@@ -410,16 +389,19 @@ impl ToolExecutionContext {
         lock(&self.scope.log).change(name, self.call, change);
     }
 
-    /// Says that the instance is no good any more, such as a connection left in the middle of an answer. After the call it
-    /// is retired and deactivated, and the next call makes another. Without effect for an immediate tool.
+    /// Says that the instance is no good any more, such as a connection left in the middle of an
+    /// answer. After the call it is retired and deactivated, and the next call makes another.
+    /// Without effect for an immediate tool.
     pub fn taint(&self, reason: impl Into<String>) {
         let reason: String = reason.into();
         *lock(&self.state().taint) = Some(reason.into());
     }
 
-    /// Calls another tool of the same plan, by the same path: never with more rights than the plan has.
+    /// Calls another tool of the same plan, by the same path: never with more rights than the plan
+    /// has.
     ///
-    /// The plan's permit is inherited; the other tool's is taken unless a call above this one holds it. At most 16 deep.
+    /// The plan's permit is inherited; the other tool's is taken unless a call above this one holds
+    /// it. At most 16 deep.
     ///
     /// # Errors
     ///
@@ -431,18 +413,11 @@ impl ToolExecutionContext {
     pub async fn execute_nested(&self, name: &str, input: &Value) -> Result<ToolResult, CallError> {
         let frame = Arc::new(Frame::new(self.call, self.tool, self.parent.clone()));
         let options = CallOptions::new().token(self.cancellation_token());
-        Box::pin(execute::call(
-            &self.scope,
-            name,
-            input,
-            &options,
-            Some(frame),
-        ))
-        .await
+        Box::pin(execute::call(&self.scope, name, input, &options, Some(frame))).await
     }
 
-    /// Begins a plan under the call's plan, for a tool that is an agent itself: never with more rights; see
-    /// [`PlanHandle::begin_child`](crate::PlanHandle::begin_child).
+    /// Begins a plan under the call's plan, for a tool that is an agent itself: never with more
+    /// rights; see [`PlanHandle::begin_child`](crate::PlanHandle::begin_child).
     ///
     /// # Errors
     ///
@@ -451,11 +426,13 @@ impl ToolExecutionContext {
         self.scope.core.begin(options, Some(&self.scope))
     }
 
-    /// As [`ActivationContext::shared`], asked for by a call; the instance of the tool becomes its dependent.
+    /// As [`ActivationContext::shared`], asked for by a call; the instance of the tool becomes its
+    /// dependent.
     ///
     /// # Errors
     ///
-    /// As there; and `NotActivated` for an immediate tool, which has no place in the plan that could hold it.
+    /// As there; and `NotActivated` for an immediate tool, which has no place in the plan that
+    /// could hold it.
     ///
     /// # Cancel safety
     ///
@@ -472,10 +449,7 @@ impl ToolExecutionContext {
             );
             return Err(ToolFailure::new(FailureKind::NotActivated, message));
         };
-        let shared = self
-            .scope
-            .shared_instance(name, &active.attempt, None, make)
-            .await;
+        let shared = self.scope.shared_instance(name, &active.attempt, None, make).await;
         shared.map_err(|refused| failure_of(name, refused))
     }
 

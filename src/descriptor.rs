@@ -45,7 +45,8 @@ pub struct ToolDescriptor {
     /// What a plan must bind for it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub resources: Vec<ResourceSlot>,
-    /// The longest one call may take. The shortest of the tool's, the plan's and the call's own limit wins.
+    /// The longest one call may take. The shortest of the tool's, the plan's and the call's own
+    /// limit wins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call_timeout: Option<Duration>,
     /// How many calls of it may run at once, over all plans. No limit by default.
@@ -54,7 +55,8 @@ pub struct ToolDescriptor {
 }
 
 impl ToolDescriptor {
-    /// A descriptor with nothing but a name. It declares no capability, so the gate takes the tool for a writer.
+    /// A descriptor with nothing but a name. It declares no capability, so the gate takes the tool
+    /// for a writer.
     pub fn new(name: ToolName) -> Self {
         Self {
             name,
@@ -127,17 +129,14 @@ impl ToolDescriptor {
     }
 }
 
-/// What a tool may do. All flags are false by default, and a tool that declares neither `read_only` nor `writes` is
-/// treated as a writer.
+/// What a tool may do. All flags are false by default, and a tool that declares neither `read_only`
+/// nor `writes` is treated as a writer.
 ///
 /// `read_only` excludes `writes` and `checkpointable`; registration refuses the combination.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "six independent flags, named by the tool card"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "six independent flags, named by the tool card")]
 pub struct ToolCapability {
     /// It only reads.
     pub read_only: bool,
@@ -157,18 +156,12 @@ pub struct ToolCapability {
 impl ToolCapability {
     /// A tool that only reads.
     pub fn read_only() -> Self {
-        Self {
-            read_only: true,
-            ..Self::default()
-        }
+        Self { read_only: true, ..Self::default() }
     }
 
     /// A tool that writes.
     pub fn writes() -> Self {
-        Self {
-            writes: true,
-            ..Self::default()
-        }
+        Self { writes: true, ..Self::default() }
     }
 
     /// What it writes can be rolled back.
@@ -202,16 +195,10 @@ impl ToolCapability {
     /// The flags that exclude each other, if any do.
     pub(crate) fn contradiction(self) -> Option<&'static str> {
         match self {
-            Self {
-                read_only: true,
-                writes: true,
-                ..
-            } => Some("it declares both `read_only` and `writes`"),
-            Self {
-                read_only: true,
-                checkpointable: true,
-                ..
-            } => Some(
+            Self { read_only: true, writes: true, .. } => {
+                Some("it declares both `read_only` and `writes`")
+            }
+            Self { read_only: true, checkpointable: true, .. } => Some(
                 "it declares both `read_only` and `checkpointable`: there is nothing to roll back",
             ),
             _ => None,
@@ -264,19 +251,12 @@ pub struct ResourceSlot {
 impl ResourceSlot {
     /// A resource without which the tool is refused.
     pub fn required(name: impl Into<String>, resource_type: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            resource_type: resource_type.into(),
-            required: true,
-        }
+        Self { name: name.into(), resource_type: resource_type.into(), required: true }
     }
 
     /// A resource that the tool uses where it is bound.
     pub fn optional(name: impl Into<String>, resource_type: impl Into<String>) -> Self {
-        Self {
-            required: false,
-            ..Self::required(name, resource_type)
-        }
+        Self { required: false, ..Self::required(name, resource_type) }
     }
 }
 
@@ -299,10 +279,6 @@ impl BoundResource {
         resource_type: impl Into<String>,
         location: impl Into<String>,
     ) -> Self {
-        Self {
-            name: name.into(),
-            resource_type: resource_type.into(),
-            location: location.into(),
-        }
+        Self { name: name.into(), resource_type: resource_type.into(), location: location.into() }
     }
 }

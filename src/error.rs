@@ -1,7 +1,8 @@
-//! What can go wrong, for the host to branch on, for an operator to read and for a model to correct itself by.
+//! What can go wrong, for the host to branch on, for an operator to read and for a model to correct
+//! itself by.
 //!
-//! A `Display` text is one level, in lower case; `source()` carries the rest. Its wording is no contract,
-//! [`OutcomeCode`] is.
+//! A `Display` text is one level, in lower case; `source()` carries the rest. Its wording is no
+//! contract, [`OutcomeCode`] is.
 
 use std::error::Error;
 use std::fmt;
@@ -108,7 +109,8 @@ pub enum EndReason {
     Finished,
     /// [`Plan::fail`](crate::Plan::fail).
     Failed,
-    /// [`PlanHandle::cancel`](crate::PlanHandle::cancel), the token given at `begin`, or the parent was cancelled.
+    /// [`PlanHandle::cancel`](crate::PlanHandle::cancel), the token given at `begin`, or the parent
+    /// was cancelled.
     Cancelled,
     /// The plan's own deadline.
     DeadlinePassed,
@@ -271,7 +273,8 @@ pub enum ToolRuntimeError {
         /// Why.
         reason: String,
     },
-    /// A call that ended without success, as [`ToolResult::into_result`](crate::ToolResult::into_result) gives it.
+    /// A call that ended without success, as
+    /// [`ToolResult::into_result`](crate::ToolResult::into_result) gives it.
     #[error("the tool failed ({code}): {message}")]
     #[non_exhaustive]
     Execution {
@@ -302,9 +305,7 @@ impl ToolRuntimeError {
             Self::CheckpointRequired { .. } => OutcomeCode::CheckpointRequired,
             Self::ApprovalRequired { .. } => OutcomeCode::ApprovalRequired,
             Self::ApprovalDenied { .. } => OutcomeCode::ApprovalDenied,
-            Self::LimitExceeded {
-                concurrency: true, ..
-            } => OutcomeCode::Concurrency,
+            Self::LimitExceeded { concurrency: true, .. } => OutcomeCode::Concurrency,
             Self::LimitExceeded { .. } => OutcomeCode::LimitExceeded,
             Self::Activation(error) if error.phase() == ActivationPhase::CallTimedOut => {
                 OutcomeCode::ActivationTimeout
@@ -385,12 +386,7 @@ impl ActivationError {
         source: Option<Arc<dyn Error + Send + Sync>>,
     ) -> Self {
         let (what, message) = (what.into(), message.into());
-        Self(Arc::new(ActivationFault {
-            what,
-            phase: ActivationPhase::Failed,
-            message,
-            source,
-        }))
+        Self(Arc::new(ActivationFault { what, phase: ActivationPhase::Failed, message, source }))
     }
 
     /// The tool or shared activation.
@@ -416,10 +412,9 @@ impl fmt::Display for ActivationError {
             ActivationPhase::Failed => write!(f, "activation of `{what}` failed: {message}"),
             ActivationPhase::Panicked => write!(f, "activation of `{what}` panicked: {message}"),
             ActivationPhase::TimedOut => write!(f, "activation of `{what}` timed out: {message}"),
-            ActivationPhase::CallTimedOut => write!(
-                f,
-                "activation of `{what}` took longer than the call: {message}"
-            ),
+            ActivationPhase::CallTimedOut => {
+                write!(f, "activation of `{what}` took longer than the call: {message}")
+            }
             ActivationPhase::Cycle => {
                 write!(f, "activation of `{what}` waits for itself: {message}")
             }
@@ -443,10 +438,7 @@ impl fmt::Debug for ActivationError {
 
 impl Error for ActivationError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0
-            .source
-            .as_ref()
-            .map(|source| &**source as &(dyn Error + 'static))
+        self.0.source.as_ref().map(|source| &**source as &(dyn Error + 'static))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The path of a call. One function, read from top to bottom; each step is a room.
 //!
-//! Everything cheap that can refuse stands before anything that costs or acts. A guard made in room 1 writes the trace,
-//! whatever happens after. There is no other way to execute a tool.
+//! Everything cheap that can refuse stands before anything that costs or acts. A guard made in room
+//! 1 writes the trace, whatever happens after. There is no other way to execute a tool.
 
 use std::fmt;
 use std::future::Future;
@@ -17,8 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::contain::{BoxFuture, Contained, Panicked, drop_contained};
 use crate::context::ToolExecutionContext;
 use crate::error::{
-    ActivationError, ActivationPhase, CallError, OutcomeCode, ToolCancelled,
-    ToolRuntimeError,
+    ActivationError, ActivationPhase, CallError, OutcomeCode, ToolCancelled, ToolRuntimeError,
 };
 use crate::keeper::Begin;
 use crate::lease::{Gate, Lease};
@@ -57,13 +56,15 @@ impl CallOptions {
         Self::default()
     }
 
-    /// Limits the time of the call. The shortest of the call's, the plan's and the tool's own limit wins.
+    /// Limits the time of the call. The shortest of the call's, the plan's and the tool's own limit
+    /// wins.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.timeout = Some(limit);
         self
     }
 
-    /// Cancels the call when the token is cancelled: the tool sees it, has the plan's grace, and is dropped then.
+    /// Cancels the call when the token is cancelled: the tool sees it, has the plan's grace, and is
+    /// dropped then.
     pub fn token(mut self, token: CancellationToken) -> Self {
         self.token = Some(token);
         self
@@ -81,21 +82,12 @@ pub(crate) struct Frame {
 
 impl Frame {
     pub(crate) fn new(call: u64, tool: u32, parent: Option<Arc<Self>>) -> Self {
-        Self {
-            call,
-            tool,
-            depth: parent.as_ref().map_or(1, |parent| parent.depth + 1),
-            parent,
-        }
+        Self { call, tool, depth: parent.as_ref().map_or(1, |parent| parent.depth + 1), parent }
     }
 
     /// Whether a call above holds the permit of that tool.
     fn holds(&self, tool: u32) -> bool {
-        self.tool == tool
-            || self
-                .parent
-                .as_ref()
-                .is_some_and(|parent| parent.holds(tool))
+        self.tool == tool || self.parent.as_ref().is_some_and(|parent| parent.holds(tool))
     }
 }
 
@@ -125,14 +117,7 @@ pub(crate) async fn call(
     let mut lease = enter(scope)?;
     let mut record = CallRecord::begin(scope, lease.call(), name, above.as_deref());
     let ended = {
-        let rooms = pin!(rooms(
-            scope,
-            name,
-            input,
-            options,
-            above.as_ref(),
-            &mut record
-        ));
+        let rooms = pin!(rooms(scope, name, input, options, above.as_ref(), &mut record));
         lease.run(rooms).await
     };
     record.close(ended)
@@ -154,10 +139,7 @@ pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), C
         }
         Ok(())
     });
-    lease
-        .run(rooms)
-        .await
-        .unwrap_or_else(|| Err(scope.ended_error()))
+    lease.run(rooms).await.unwrap_or_else(|| Err(scope.ended_error()))
 }
 
 /// Room 1.
@@ -174,11 +156,7 @@ async fn rooms(
     above: Option<&Arc<Frame>>,
     record: &mut CallRecord<'_>,
 ) -> Result<ToolOutput, Stop> {
-    if options
-        .token
-        .as_ref()
-        .is_some_and(CancellationToken::is_cancelled)
-    {
+    if options.token.as_ref().is_some_and(CancellationToken::is_cancelled) {
         record.cancelled = true;
         return Err(ToolCancelled.into());
     }
@@ -191,12 +169,9 @@ async fn rooms(
     let settings = scope.settings();
     let admitted = admit(settings.rights, &tool.descriptor, &settings.resources)?;
     if above.is_some_and(|frame| frame.depth > MOST_DEPTH) {
-        return Err(over(
-            tool,
-            false,
-            format!("calls are nested more than {MOST_DEPTH} deep"),
-        )
-        .into());
+        return Err(
+            over(tool, false, format!("calls are nested more than {MOST_DEPTH} deep")).into()
+        );
     }
 
     // 4 check input
@@ -209,20 +184,12 @@ async fn rooms(
     let approved = approve(&admitted, &tool.descriptor)?;
 
     // 6 permit
-    let limit = [
-        options.timeout,
-        settings.call_timeout,
-        tool.descriptor.call_timeout,
-    ]
-    .into_iter()
-    .flatten()
-    .min();
-    let mut interrupts = Interrupts {
-        scope,
-        token: options.token.as_ref(),
-        limit,
-        began: record.began,
-    };
+    let limit = [options.timeout, settings.call_timeout, tool.descriptor.call_timeout]
+        .into_iter()
+        .flatten()
+        .min();
+    let mut interrupts =
+        Interrupts { scope, token: options.token.as_ref(), limit, began: record.began };
     let _permits = permits(tool, above, &mut interrupts).await?;
 
     // 7 checkpoint: comes with the checkpointer; until then the gate refuses what would need one.
@@ -297,16 +264,13 @@ async fn permit<'a>(
 }
 
 fn over(tool: &ToolEntry, concurrency: bool, reason: String) -> ToolRuntimeError {
-    ToolRuntimeError::LimitExceeded {
-        tool: tool.descriptor.name.clone(),
-        concurrency,
-        reason,
-    }
+    ToolRuntimeError::LimitExceeded { tool: tool.descriptor.name.clone(), concurrency, reason }
 }
 
 // ===== room 8: activate =====
 
-/// What is going to be executed: the one instance of an immediate tool, or a managed one under its own lease.
+/// What is going to be executed: the one instance of an immediate tool, or a managed one under its
+/// own lease.
 enum Instance<'a> {
     Immediate(&'a Arc<dyn ToolInstance>),
     Managed(Lease<InstanceGate>),
@@ -376,10 +340,8 @@ fn refused_error(tool: &ToolEntry, refused: Refused) -> CallError {
         Refused::Ended(reason) => ended_error(reason),
         Refused::Activation(error) => error.into(),
         Refused::Deactivated => {
-            let (tool, reason) = (
-                tool.descriptor.name.to_string(),
-                "the host deactivated it".to_owned(),
-            );
+            let (tool, reason) =
+                (tool.descriptor.name.to_string(), "the host deactivated it".to_owned());
             ToolRuntimeError::NotActivated { tool, reason }.into()
         }
     }
@@ -408,29 +370,22 @@ async fn execute(
 ) -> Ended {
     match instance {
         Instance::Immediate(instance) => {
-            raced(
-                Contained::new(|| instance.execute(ctx, input)),
-                ctx,
-                interrupts,
-            )
-            .await
+            raced(Contained::new(|| instance.execute(ctx, input)), ctx, interrupts).await
         }
         Instance::Managed(lease) => {
             let active = Arc::clone(&lease.holder().0);
             let Held::Tool(instance) = active.held() else {
                 unreachable!("BUG: a tool's slot holds a tool");
             };
-            let work = pin!(raced(
-                Contained::new(|| instance.execute(ctx, input)),
-                ctx,
-                interrupts
-            ));
+            let work =
+                pin!(raced(Contained::new(|| instance.execute(ctx, input)), ctx, interrupts));
             lease.run(work).await.unwrap_or(Ended::Retired)
         }
     }
 }
 
-/// Races the tool against the deadline and the token. Neither is looked at before the tool is pending for the first time.
+/// Races the tool against the deadline and the token. Neither is looked at before the tool is
+/// pending for the first time.
 async fn raced<'a>(
     work: Contained<
         'a,
@@ -456,10 +411,7 @@ async fn raced<'a>(
         if interrupt.is_none() {
             interrupt.set(Some(interrupts.interrupt(ctx)));
         }
-        interrupt
-            .as_mut()
-            .as_pin_mut()
-            .map_or(Poll::Pending, |interrupt| interrupt.poll(cx))
+        interrupt.as_mut().as_pin_mut().map_or(Poll::Pending, |interrupt| interrupt.poll(cx))
     })
     .await
 }
@@ -488,12 +440,10 @@ fn without_output(ended: Ended, tool: &ToolEntry, interrupts: &Interrupts<'_>) -
             let message = format!("`{}` did not finish within {limit:?}", tool.descriptor.name);
             Stop::Failed(OutcomeCode::Timeout, message)
         }
-        Ended::Cancelled => cancelled
-            .unwrap_or(CallError::Cancelled(ToolCancelled))
-            .into(),
-        Ended::Retired => cancelled
-            .unwrap_or_else(|| refused_error(tool, Refused::Deactivated))
-            .into(),
+        Ended::Cancelled => cancelled.unwrap_or(CallError::Cancelled(ToolCancelled)).into(),
+        Ended::Retired => {
+            cancelled.unwrap_or_else(|| refused_error(tool, Refused::Deactivated)).into()
+        }
         Ended::Output(_) => unreachable!("BUG: there is an output"),
     }
 }
@@ -513,8 +463,8 @@ impl Interrupts<'_> {
         self.token.is_none() && self.limit.is_none()
     }
 
-    /// What a call returns that stops because it was asked to: the plan's end goes before the call's own token, which
-    /// for a nested call is cancelled by that very end.
+    /// What a call returns that stops because it was asked to: the plan's end goes before the
+    /// call's own token, which for a nested call is cancelled by that very end.
     fn cancelled_error(&self) -> Option<CallError> {
         if self.scope.gate.is_closed() {
             return Some(self.scope.ended_error());
@@ -525,8 +475,7 @@ impl Interrupts<'_> {
 
     /// What is left of the call's time.
     fn left(&self) -> Option<Duration> {
-        self.limit
-            .map(|limit| limit.saturating_sub(self.began.elapsed()))
+        self.limit.map(|limit| limit.saturating_sub(self.began.elapsed()))
     }
 
     async fn deadline(&self) {
@@ -543,21 +492,19 @@ impl Interrupts<'_> {
         }
     }
 
-    /// Before the tool runs: the call's token, or the end of the plan. There is nothing to be given a grace.
+    /// Before the tool runs: the call's token, or the end of the plan. There is nothing to be given
+    /// a grace.
     async fn stop(&self) {
         tokio::select! { () = self.cancelled() => {}, () = self.scope.ended() => {} }
     }
 
-    /// While the tool runs: the deadline at once, the token after the tool had its grace. The plan's own end comes by
-    /// the lease.
+    /// While the tool runs: the deadline at once, the token after the tool had its grace. The
+    /// plan's own end comes by the lease.
     async fn interrupt(&self, ctx: &ToolExecutionContext) -> Ended {
         let cancelled = async {
             self.cancelled().await;
             ctx.cancel();
-            self.scope
-                .core
-                .sleep(self.scope.settings().deadlines.grace)
-                .await;
+            self.scope.core.sleep(self.scope.settings().deadlines.grace).await;
         };
         tokio::select! {
             () = self.deadline() => Ended::Deadline(self.limit.unwrap_or_default()),
@@ -568,10 +515,7 @@ impl Interrupts<'_> {
 
 /// The outcome of a call that [`Interrupts::stop`] stopped.
 fn stopped(interrupts: &Interrupts<'_>) -> Stop {
-    interrupts
-        .cancelled_error()
-        .unwrap_or_else(|| interrupts.scope.ended_error())
-        .into()
+    interrupts.cancelled_error().unwrap_or_else(|| interrupts.scope.ended_error()).into()
 }
 
 // ===== room 12: record =====
@@ -672,8 +616,7 @@ impl<'a> CallRecord<'a> {
     #[cold]
     fn retire(&self, reason: Box<str>) {
         if let Some((slot, generation)) = self.instance {
-            self.scope
-                .retire(slot, Some(generation), Why::Tainted(reason), Begin::There);
+            self.scope.retire(slot, Some(generation), Why::Tainted(reason), Begin::There);
         }
     }
 }
@@ -681,11 +624,7 @@ impl<'a> CallRecord<'a> {
 impl Drop for CallRecord<'_> {
     fn drop(&mut self) {
         if !self.written {
-            let reached = if self.reached {
-                "while the tool ran"
-            } else {
-                "before the tool ran"
-            };
+            let reached = if self.reached { "while the tool ran" } else { "before the tool ran" };
             self.write(
                 self.began.elapsed(),
                 OutcomeCode::Abandoned,

@@ -1,6 +1,8 @@
-//! Faults planted on purpose, to show that the tests would see them. Nothing of this is in an ordinary build.
+//! Faults planted on purpose, to show that the tests would see them. Nothing of this is in an
+//! ordinary build.
 
-/// Whether the planted fault of that name is chosen, by `TOOLSCOPE_FAULT` in a build with `--cfg toolscope_faults`.
+/// Whether the planted fault of that name is chosen, by `TOOLSCOPE_FAULT` in a build with `--cfg
+/// toolscope_faults`.
 #[cfg(toolscope_faults)]
 pub(crate) fn fault(name: &str) -> bool {
     static CHOSEN: std::sync::OnceLock<String> = std::sync::OnceLock::new();

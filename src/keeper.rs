@@ -1,7 +1,8 @@
 //! Where every activation and deactivation runs: a Tokio runtime that no caller can end.
 //!
-//! I/O objects die with the Tokio runtime that made them, and clean-up that is handed to a caller's runtime is lost when
-//! that one ends. So the jobs of the crate run here, and its timers are made here.
+//! I/O objects die with the Tokio runtime that made them, and clean-up that is handed to a caller's
+//! runtime is lost when that one ends. So the jobs of the crate run here, and its timers are made
+//! here.
 
 use std::future::Future;
 use std::io;
@@ -27,13 +28,15 @@ use crate::sync::{Mutex, lock};
 #[cfg(not(toolscope_shuttle))]
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A piece of work for the keeper. It contains what it calls, and settles what it owes even when dropped.
+/// A piece of work for the keeper. It contains what it calls, and settles what it owes even when
+/// dropped.
 pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// How a job begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Begin {
-    /// Polled first by the task that asked, inside the keeper's context; what is not ready then goes on in the keeper.
+    /// Polled first by the task that asked, inside the keeper's context; what is not ready then
+    /// goes on in the keeper.
     Here,
     /// Wholly in the keeper. The only way from a `Drop`.
     There,
@@ -60,18 +63,14 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Runs the jobs on a Tokio runtime of the test's own, so that its paused clock is the keeper's too.
+    /// Runs the jobs on a Tokio runtime of the test's own, so that its paused clock is the keeper's
+    /// too.
     ///
     /// The guarantees then hold only while that runtime lives, and the last drop of the
     /// [`ToolRuntime`](crate::ToolRuntime) does not wait.
     #[cfg(any(feature = "test-util", toolscope_shuttle))]
     pub fn on(handle: Handle) -> Self {
-        Self {
-            handle,
-            own: Mutex::new(None),
-            foreign: true,
-            blocked: Arc::default(),
-        }
+        Self { handle, own: Mutex::new(None), foreign: true, blocked: Arc::default() }
     }
 
     #[cfg(not(toolscope_shuttle))]
@@ -105,20 +104,14 @@ impl Keeper {
     pub(crate) fn begin(&self, mut job: Job, begin: Begin) {
         if begin == Begin::Here {
             let _context = self.enter();
-            let polled = contain(|| {
-                job.as_mut()
-                    .poll(&mut Context::from_waker(Waker::noop()))
-                    .is_ready()
-            });
+            let polled =
+                contain(|| job.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
             if polled.unwrap_or(true) {
                 return;
             }
         }
         // The noop waker of the first poll is replaced here: a spawned task is always polled.
-        drop(
-            self.handle
-                .spawn(job.in_current_span().with_current_subscriber()),
-        );
+        drop(self.handle.spawn(job.in_current_span().with_current_subscriber()));
     }
 
     /// A timer of the keeper's, for callers whose runtime has none.
@@ -157,7 +150,8 @@ impl Keeper {
         self.blocked.load(Relaxed)
     }
 
-    /// Ends the keeper's threads without waiting for them; jobs that are left settle as they are dropped.
+    /// Ends the keeper's threads without waiting for them; jobs that are left settle as they are
+    /// dropped.
     pub(crate) fn stop(&self) {
         let own = lock(&self.own).take();
         #[cfg(not(toolscope_shuttle))]
@@ -192,9 +186,7 @@ fn watch(keeper: Handle, blocked: Arc<AtomicU64>) -> io::Result<Sender<()>> {
             }
         }
     };
-    std::thread::Builder::new()
-        .name("toolscope-watch".into())
-        .spawn(look)?;
+    std::thread::Builder::new().name("toolscope-watch".into()).spawn(look)?;
     Ok(wanted)
 }
 
@@ -204,15 +196,13 @@ impl Drop for Keeper {
     }
 }
 
-/// Runs a job on a thread of its own, when the keeper is gone. Without a thread it is dropped, and settles as it is.
+/// Runs a job on a thread of its own, when the keeper is gone. Without a thread it is dropped, and
+/// settles as it is.
 #[cfg(not(toolscope_shuttle))]
 pub(crate) fn last_resort(job: Job) {
-    let spawned = std::thread::Builder::new()
-        .name("toolscope-last-resort".into())
-        .spawn(move || {
-            if let Ok(runtime) = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
+    let spawned =
+        std::thread::Builder::new().name("toolscope-last-resort".into()).spawn(move || {
+            if let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build()
             {
                 runtime.block_on(job);
             }

@@ -1,15 +1,16 @@
-//! The gate of a plan, and of each managed instance: who may begin, who is in there, and the end of it.
+//! The gate of a plan, and of each managed instance: who may begin, who is in there, and the end of
+//! it.
 //!
-//! One call is `in flight` from its first poll to its end, and `parked` between two polls. What is in flight and not
-//! parked is being polled right now.
+//! One call is `in flight` from its first poll to its end, and `parked` between two polls. What is
+//! in flight and not parked is being polled right now.
 //!
 //! # Invariants
 //!
 //! 1. Once a gate is closed no call enters; once it is revoked no parked call is polled again.
-//! 2. `parked` counts down *before* `in flight` does when a parked call goes, so a reader that takes `in flight` first
-//!    and `parked` second sees them equal only if nothing was being polled.
-//! 3. A call un-parks first and looks at `revoked` second; [`Gate::revoke`] sets the flag first and its caller counts
-//!    second. One of the two sees the other.
+//! 2. `parked` counts down *before* `in flight` does when a parked call goes, so a reader that
+//!    takes `in flight` first and `parked` second sees them equal only if nothing was being polled.
+//! 3. A call un-parks first and looks at `revoked` second; [`Gate::revoke`] sets the flag first and
+//!    its caller counts second. One of the two sees the other.
 //! 4. Whoever makes a closed gate emptier says so on `emptied`, after the count.
 
 use std::future::{Future, poll_fn};
@@ -49,7 +50,8 @@ impl Gate {
         }
     }
 
-    /// Lets a call in, unless the gate is closed: one read-modify-write gives admission, call id and lease.
+    /// Lets a call in, unless the gate is closed: one read-modify-write gives admission, call id
+    /// and lease.
     pub(crate) fn enter(&self) -> Option<Lease<&Self>> {
         Lease::new(self)
     }
@@ -133,11 +135,7 @@ impl<G: Deref<Target = Gate>> Lease<G> {
     /// As [`Gate::enter`], for whatever leads to the gate.
     pub(crate) fn new(gate: G) -> Option<Self> {
         let before = gate.word.fetch_add(CALL | 1, SeqCst);
-        let lease = Self {
-            gate,
-            call: (before & !(CLOSED | REVOKED)) / CALL + 1,
-            parked: false,
-        };
+        let lease = Self { gate, call: (before & !(CLOSED | REVOKED)) / CALL + 1, parked: false };
         (before & CLOSED == 0).then_some(lease)
     }
 
@@ -153,10 +151,7 @@ impl<G: Deref<Target = Gate>> Lease<G> {
 
     /// Polls `work` under the lease; `None` once the gate is revoked.
     pub(crate) async fn run<F: Future>(&mut self, mut work: Pin<&mut F>) -> Option<F::Output> {
-        let mut presence = Presence {
-            gate: &self.gate,
-            parked: &mut self.parked,
-        };
+        let mut presence = Presence { gate: &self.gate, parked: &mut self.parked };
         let mut hard_end = pin!(None);
         poll_fn(|cx| {
             if !presence.unpark() {
@@ -168,16 +163,10 @@ impl<G: Deref<Target = Gate>> Lease<G> {
             if hard_end.is_none() {
                 hard_end.set(Some(presence.gate.hard().cancelled()));
             }
-            let ended = hard_end
-                .as_mut()
-                .as_pin_mut()
-                .is_some_and(|hard_end| hard_end.poll(cx).is_ready());
+            let ended =
+                hard_end.as_mut().as_pin_mut().is_some_and(|hard_end| hard_end.poll(cx).is_ready());
             presence.park();
-            if ended {
-                Poll::Ready(None)
-            } else {
-                Poll::Pending
-            }
+            if ended { Poll::Ready(None) } else { Poll::Pending }
         })
         .await
     }

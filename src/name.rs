@@ -19,8 +19,9 @@ const CUT_PROVIDER_NAME: usize = MAX_PROVIDER_NAME - 17;
 
 /// The name of a tool: `[[server:]namespace/]name`.
 ///
-/// Each part starts with a letter, then come letters, digits, `_`, `-` and `.`; a name without a namespace is in
-/// `local`. A clone is cheap. The text form is the canonical one, and two names are equal when their texts are.
+/// Each part starts with a letter, then come letters, digits, `_`, `-` and `.`; a name without a
+/// namespace is in `local`. A clone is cheap. The text form is the canonical one, and two names are
+/// equal when their texts are.
 ///
 /// # Examples
 ///
@@ -43,10 +44,8 @@ impl ToolName {
     ///
     /// [`InvalidToolName`] says which part is wrong and what would be right.
     pub fn parse(text: &str) -> Result<Self, InvalidToolName> {
-        let invalid = |problem: String| InvalidToolName {
-            text: text.chars().take(80).collect(),
-            problem,
-        };
+        let invalid =
+            |problem: String| InvalidToolName { text: text.chars().take(80).collect(), problem };
         if text.len() > MAX_NAME {
             return Err(invalid(format!(
                 "it has {} bytes, at most {MAX_NAME} are allowed",
@@ -61,20 +60,13 @@ impl ToolName {
             Some((server, namespace)) => (Some(server), Some(namespace)),
             None => (None, path),
         };
-        for (part, which) in [
-            (server, "server"),
-            (namespace, "namespace"),
-            (Some(name), "name"),
-        ] {
+        for (part, which) in [(server, "server"), (namespace, "namespace"), (Some(name), "name")] {
             if let Some(problem) = part.and_then(problem_of) {
                 return Err(invalid(format!("the {which} {problem}")));
             }
         }
-        let canonical = if path.is_some() {
-            text.into()
-        } else {
-            format!("{DEFAULT_NAMESPACE}/{name}").into()
-        };
+        let canonical =
+            if path.is_some() { text.into() } else { format!("{DEFAULT_NAMESPACE}/{name}").into() };
         Ok(Self(canonical))
     }
 
@@ -90,9 +82,7 @@ impl ToolName {
 
     /// The namespace.
     pub fn namespace(&self) -> &str {
-        self.path()
-            .split_once(':')
-            .map_or(self.path(), |(_, namespace)| namespace)
+        self.path().split_once(':').map_or(self.path(), |(_, namespace)| namespace)
     }
 
     /// The last part: what the tool is called within its namespace.
@@ -106,9 +96,10 @@ impl ToolName {
 
     /// The name as model providers accept it: `^[a-zA-Z0-9_-]{1,64}$`.
     ///
-    /// Two names never share an encoding that was not cut. `/` becomes `__`, `.` becomes `__1`, `:` becomes `__2`; an
-    /// `_` that would be read as one of these becomes `__0`. What is longer than 64 characters is cut and ends in a
-    /// digest of the whole; only the registry can tell what such a name stood for.
+    /// Two names never share an encoding that was not cut. `/` becomes `__`, `.` becomes `__1`, `:`
+    /// becomes `__2`; an `_` that would be read as one of these becomes `__0`. What is longer than
+    /// 64 characters is cut and ends in a digest of the whole; only the registry can tell what such
+    /// a name stood for.
     ///
     /// # Examples
     ///
@@ -143,7 +134,8 @@ impl ToolName {
         encoded
     }
 
-    /// Reads an encoding that was not cut; `None` for anything that [`provider_safe`](Self::provider_safe) never makes.
+    /// Reads an encoding that was not cut; `None` for anything that
+    /// [`provider_safe`](Self::provider_safe) never makes.
     pub fn from_provider_safe(encoded: &str) -> Option<Self> {
         let mut text = String::with_capacity(encoded.len());
         let mut rest = encoded;
@@ -173,15 +165,13 @@ fn problem_of(part: &str) -> Option<String> {
     if !first.is_ascii_alphabetic() {
         return Some(format!("starts with {first:?}, a letter is needed"));
     }
-    let odd = part
-        .chars()
-        .find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')))?;
-    Some(format!(
-        "has {odd:?}, only letters, digits, `_`, `-` and `.` are allowed"
-    ))
+    let odd =
+        part.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')))?;
+    Some(format!("has {odd:?}, only letters, digits, `_`, `-` and `.` are allowed"))
 }
 
-/// FNV-1a, 64 bits: the same on every machine and in every version, which a standard hasher does not promise.
+/// FNV-1a, 64 bits: the same on every machine and in every version, which a standard hasher does
+/// not promise.
 fn digest(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -2,10 +2,12 @@
 //!
 //! # Invariants
 //!
-//! 1. An [`Owed`] exists before the first side effect, and the books (the slot machine) are lowered only when it settles.
-//! 2. It settles itself, even in `Drop`: with an instance in hand whose `deactivate` was not called, the job goes to a
-//!    last-resort thread; if that fails too, the instance counts as lost.
-//! 3. `deactivate` is called by the one holder of the [`Owed`] that took the instance out of its slot.
+//! 1. An [`Owed`] exists before the first side effect, and the books (the slot machine) are lowered
+//!    only when it settles.
+//! 2. It settles itself, even in `Drop`: with an instance in hand whose `deactivate` was not
+//!    called, the job goes to a last-resort thread; if that fails too, the instance counts as lost.
+//! 3. `deactivate` is called by the one holder of the [`Owed`] that took the instance out of its
+//!    slot.
 //! 4. What an activation was handed is released after it has settled, never before.
 
 use std::any::Any;
@@ -36,13 +38,11 @@ pub(crate) type Verdict = Option<Result<(), Refused>>;
 /// An activated tool or shared activation.
 pub(crate) enum Held {
     Tool(Arc<dyn ToolInstance>),
-    Shared {
-        any: Arc<dyn Any + Send + Sync>,
-        shared: Arc<dyn SharedActivation>,
-    },
+    Shared { any: Arc<dyn Any + Send + Sync>, shared: Arc<dyn SharedActivation> },
 }
 
-/// What an activation made, and whether its deactivation must never be polled by the task that asks for it.
+/// What an activation made, and whether its deactivation must never be polled by the task that asks
+/// for it.
 pub(crate) struct Made {
     held: Held,
     off_thread: bool,
@@ -65,20 +65,15 @@ impl Make {
         match self {
             Self::Tool(entry) => {
                 let instance = given(Contained::new(|| entry.tool.activate(&ctx))).await?;
-                Ok(Made {
-                    held: Held::Tool(instance),
-                    off_thread: entry.off_thread,
-                })
+                Ok(Made { held: Held::Tool(instance), off_thread: entry.off_thread })
             }
-            Self::Shared(make) => Ok(Made {
-                held: make(ctx).await?,
-                off_thread: false,
-            }),
+            Self::Shared(make) => Ok(Made { held: make(ctx).await?, off_thread: false }),
         }
     }
 }
 
-/// What a contained activation gave. If only the drop of its future panicked there is an instance, and it must not be lost.
+/// What a contained activation gave. If only the drop of its future panicked there is an instance,
+/// and it must not be lost.
 pub(crate) async fn given<'a, T>(
     work: Contained<
         'a,
@@ -87,15 +82,13 @@ pub(crate) async fn given<'a, T>(
     >,
 ) -> Result<T, NotMade> {
     match work.await {
-        Ok(made)
-        | Err(Panicked {
-            value: Some(made), ..
-        }) => made.map_err(NotMade::Failed),
+        Ok(made) | Err(Panicked { value: Some(made), .. }) => made.map_err(NotMade::Failed),
         Err(Panicked { text, value: None }) => Err(NotMade::Panicked(text)),
     }
 }
 
-/// One attempt to activate, and later the instance: what it was handed, and what undoes it half-way.
+/// One attempt to activate, and later the instance: what it was handed, and what undoes it
+/// half-way.
 pub(crate) struct Attempt {
     /// `None` once settled: nothing is handed out then.
     holds: Mutex<Option<Vec<Hold>>>,
@@ -146,7 +139,8 @@ impl Attempt {
         drop(holds);
     }
 
-    /// Runs what was deferred, the last first, each contained and under the limit of a deactivation.
+    /// Runs what was deferred, the last first, each contained and under the limit of a
+    /// deactivation.
     async fn roll_back(&self, scope: &PlanScope) {
         loop {
             let next = lock(&self.rollback).pop();
@@ -177,10 +171,7 @@ pub(crate) struct Hold {
 impl Hold {
     /// The slot machine has counted the dependent.
     pub(crate) fn new(scope: &Arc<PlanScope>, slot: SlotId) -> Self {
-        Self {
-            scope: Arc::clone(scope),
-            slot,
-        }
+        Self { scope: Arc::clone(scope), slot }
     }
 
     fn is_same(&self, other: &Self) -> bool {
@@ -209,20 +200,11 @@ impl Active {
     pub(crate) fn new(made: Made, slot: SlotId, generation: u32, attempt: &Arc<Attempt>) -> Self {
         let Made { held, off_thread } = made;
         let (held, gate, attempt) = (Some(held), Gate::new(), Arc::clone(attempt));
-        Self {
-            held,
-            gate,
-            slot,
-            generation,
-            attempt,
-            off_thread,
-        }
+        Self { held, gate, slot, generation, attempt, off_thread }
     }
 
     pub(crate) fn held(&self) -> &Held {
-        self.held
-            .as_ref()
-            .expect("BUG: an instance is in place until it is dropped")
+        self.held.as_ref().expect("BUG: an instance is in place until it is dropped")
     }
 }
 
@@ -279,16 +261,8 @@ impl Owed {
         slot: SlotId,
         publish: watch::Sender<Verdict>,
     ) -> Self {
-        let stage = Stage::Activating {
-            publish,
-            attempt: Attempt::new(),
-        };
-        Self {
-            scope: Arc::clone(scope),
-            slot,
-            stage,
-            last_chance: false,
-        }
+        let stage = Stage::Activating { publish, attempt: Attempt::new() };
+        Self { scope: Arc::clone(scope), slot, stage, last_chance: false }
     }
 
     /// For an instance that has just been taken out of its slot.
@@ -305,13 +279,11 @@ impl Owed {
     /// The job that pays a deactivation, and how it may begin.
     pub(crate) fn into_job(self, begin: Begin) -> (Job, Begin) {
         let off_thread = matches!(&self.stage, Stage::Holding { active, .. } if active.off_thread);
-        (
-            Box::pin(deactivate(self)),
-            if off_thread { Begin::There } else { begin },
-        )
+        (Box::pin(deactivate(self)), if off_thread { Begin::There } else { begin })
     }
 
-    /// Puts the instance in place; true if the plan closed or the host asked meanwhile, so that it must go at once.
+    /// Puts the instance in place; true if the plan closed or the host asked meanwhile, so that it
+    /// must go at once.
     fn commit(&mut self, made: Made) -> bool {
         let Stage::Activating { publish, attempt } =
             std::mem::replace(&mut self.stage, Stage::Settled)
@@ -353,21 +325,14 @@ impl Owed {
 
     fn call(&mut self, overrun: bool) {
         if let Stage::Holding { active, .. } = &self.stage {
-            self.stage = Stage::Calling {
-                active: Arc::clone(active),
-                since: Instant::now(),
-                overrun,
-            };
+            self.stage =
+                Stage::Calling { active: Arc::clone(active), since: Instant::now(), overrun };
         }
     }
 
     fn settle(&mut self, how: DeactivationOutcome) {
         let (active, took, overrun) = match std::mem::replace(&mut self.stage, Stage::Settled) {
-            Stage::Calling {
-                active,
-                since,
-                overrun,
-            } => (active, since.elapsed(), overrun),
+            Stage::Calling { active, since, overrun } => (active, since.elapsed(), overrun),
             Stage::Holding { active, .. } => (active, Duration::ZERO, false),
             Stage::Activating { .. } | Stage::Settled => return,
         };
@@ -389,10 +354,7 @@ impl Drop for Owed {
         match std::mem::replace(&mut self.stage, Stage::Settled) {
             Stage::Settled => {}
             Stage::Activating { publish, attempt } => {
-                let owed = again(Stage::Activating {
-                    publish,
-                    attempt: Arc::clone(&attempt),
-                });
+                let owed = again(Stage::Activating { publish, attempt: Arc::clone(&attempt) });
                 if self.last_chance || lock(&attempt.rollback).is_empty() {
                     fail_unrun(owed);
                 } else {
@@ -469,7 +431,8 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
             ActivationError::new(label, ActivationPhase::TimedOut, message)
         }
     };
-    // Undone before anyone is told: the next attempt must not overlap with what is left of this one.
+    // Undone before anyone is told: the next attempt must not overlap with what is left of this
+    // one.
     attempt.roll_back(&scope).await;
     owed.fail(error);
 }

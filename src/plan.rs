@@ -58,8 +58,8 @@ impl Default for Deadlines {
 }
 
 impl Deadlines {
-    /// How long one attempt to activate may take. 30 s by default; once its plan has ended, what is left of
-    /// [`end`](Self::end) if that is less.
+    /// How long one attempt to activate may take. 30 s by default; once its plan has ended, what is
+    /// left of [`end`](Self::end) if that is less.
     pub fn activate(mut self, limit: Duration) -> Self {
         self.activate = limit;
         self
@@ -71,8 +71,8 @@ impl Deadlines {
         self
     }
 
-    /// How long, after the grace, to wait for a call that is being polled at that very moment. 2 s by default; what still
-    /// is blocks its thread and stands in the report as overrun.
+    /// How long, after the grace, to wait for a call that is being polled at that very moment. 2 s
+    /// by default; what still is blocks its thread and stands in the report as overrun.
     pub fn drain(mut self, limit: Duration) -> Self {
         self.drain = limit;
         self
@@ -84,8 +84,8 @@ impl Deadlines {
         self
     }
 
-    /// The total budget for the end of a plan. 30 s by default. A deactivation gets the less of its own limit and what is
-    /// left, but never under 250 ms.
+    /// The total budget for the end of a plan. 30 s by default. A deactivation gets the less of its
+    /// own limit and what is left, but never under 250 ms.
     pub fn end(mut self, limit: Duration) -> Self {
         self.end = limit;
         self
@@ -168,7 +168,8 @@ impl PlanOptions {
         self
     }
 
-    /// How many calls of the plan run at once; nested ones do not count. No limit by default; 0 is taken as 1.
+    /// How many calls of the plan run at once; nested ones do not count. No limit by default; 0 is
+    /// taken as 1.
     pub fn max_concurrent(mut self, limit: usize) -> Self {
         self.max_concurrent = Some(limit.clamp(1, Semaphore::MAX_PERMITS));
         self
@@ -180,13 +181,15 @@ impl PlanOptions {
         self
     }
 
-    /// How many attempts an activation has before its last error is final. 3 by default; 0 is taken as 1.
+    /// How many attempts an activation has before its last error is final. 3 by default; 0 is taken
+    /// as 1.
     pub fn max_attempts(mut self, attempts: u32) -> Self {
         self.max_attempts = Some(attempts.max(1));
         self
     }
 
-    /// How many instances of a tool the plan makes when they are tainted, the first included. 3 by default.
+    /// How many instances of a tool the plan makes when they are tainted, the first included. 3 by
+    /// default.
     pub fn max_generations(mut self, generations: u32) -> Self {
         self.max_generations = Some(generations.max(1));
         self
@@ -301,10 +304,7 @@ impl PlanSettings {
             permit_wait: Duration::from_secs(30),
             permits: None,
             deadlines,
-            limits: Limits {
-                attempts: 3,
-                generations: 3,
-            },
+            limits: Limits { attempts: 3, generations: 3 },
             trace_cap: 10_000,
             metadata: Map::new(),
             resources: Vec::new(),
@@ -312,21 +312,16 @@ impl PlanSettings {
         }
     }
 
-    /// Makes sure that a child of a plan with `parent` settings can do nothing that the parent could not.
+    /// Makes sure that a child of a plan with `parent` settings can do nothing that the parent
+    /// could not.
     pub(crate) fn confine(&mut self, parent: &Self) -> Result<(), ToolRuntimeError> {
         let denied = |reason: String| ToolRuntimeError::AccessDenied {
             tool: "a child plan".to_owned(),
             reason,
         };
         self.rights = self.rights.meet(parent.rights);
-        self.call_timeout = [self.call_timeout, parent.call_timeout]
-            .into_iter()
-            .flatten()
-            .min();
-        if let Some(foreign) = self
-            .resources
-            .iter()
-            .find(|bound| !parent.resources.contains(bound))
+        self.call_timeout = [self.call_timeout, parent.call_timeout].into_iter().flatten().min();
+        if let Some(foreign) = self.resources.iter().find(|bound| !parent.resources.contains(bound))
         {
             return Err(denied(format!(
                 "its parent does not bind the resource `{}`",
@@ -345,10 +340,7 @@ impl PlanSettings {
             (Some(own), parent)
                 if !parent.as_ref().is_some_and(|parent| is_inside(own, parent)) =>
             {
-                return Err(denied(format!(
-                    "`{}` is outside its parent's sandbox",
-                    own.display()
-                )));
+                return Err(denied(format!("`{}` is outside its parent's sandbox", own.display())));
             }
             (None, parent) => self.sandbox.clone_from(parent),
             _ => {}
@@ -393,9 +385,9 @@ fn is_inside(path: &Path, root: &Path) -> bool {
 ///
 /// # Drop behaviour
 ///
-/// Dropping it ends the plan: synchronously and without a Tokio runtime it refuses further calls and hands every
-/// deactivation to the runtime's keeper. It never blocks and never panics. To know when they are over, and how they
-/// went, use [`finish`](Self::finish).
+/// Dropping it ends the plan: synchronously and without a Tokio runtime it refuses further calls
+/// and hands every deactivation to the runtime's keeper. It never blocks and never panics. To know
+/// when they are over, and how they went, use [`finish`](Self::finish).
 #[must_use = "dropping a plan ends it"]
 pub struct Plan {
     handle: PlanHandle,
@@ -403,9 +395,7 @@ pub struct Plan {
 
 impl Plan {
     pub(crate) fn new(scope: Arc<PlanScope>) -> Self {
-        Self {
-            handle: PlanHandle { scope },
-        }
+        Self { handle: PlanHandle { scope } }
     }
 
     /// A handle to call through, from other tasks.
@@ -415,9 +405,10 @@ impl Plan {
 
     /// Ends the plan and waits until everything of it is deactivated.
     ///
-    /// Calls in flight see that they are cancelled, have the grace period, and are dropped. If the plan had ended before,
-    /// the first reason stands. The wait is bounded by the plan's [`Deadlines`], unless a tool blocks its thread in a
-    /// deactivation whose first poll happens here; see [`Tool::off_thread`](crate::Tool::off_thread).
+    /// Calls in flight see that they are cancelled, have the grace period, and are dropped. If the
+    /// plan had ended before, the first reason stands. The wait is bounded by the plan's
+    /// [`Deadlines`], unless a tool blocks its thread in a deactivation whose first poll happens
+    /// here; see [`Tool::off_thread`](crate::Tool::off_thread).
     ///
     /// # Cancel safety
     ///
@@ -453,11 +444,8 @@ impl Deref for Plan {
 
 impl Drop for Plan {
     fn drop(&mut self) {
-        let reason = if std::thread::panicking() {
-            EndReason::Panicked
-        } else {
-            EndReason::Dropped
-        };
+        let reason =
+            if std::thread::panicking() { EndReason::Panicked } else { EndReason::Dropped };
         self.handle.scope.close(reason, Begin::There);
     }
 }
@@ -483,19 +471,22 @@ impl PlanHandle {
         self.scope.id
     }
 
-    /// Executes a tool. The name may be the full one, one without `local/`, or the provider-safe form.
+    /// Executes a tool. The name may be the full one, one without `local/`, or the provider-safe
+    /// form.
     ///
-    /// What the tool or the model did wrong is `Ok` with `success: false`, to show the model. The tool is activated if it
-    /// is not yet, at most once for the plan, and that activation belongs to the plan, not to this call.
+    /// What the tool or the model did wrong is `Ok` with `success: false`, to show the model. The
+    /// tool is activated if it is not yet, at most once for the plan, and that activation belongs
+    /// to the plan, not to this call.
     ///
     /// # Errors
     ///
-    /// What the host must know: [`CallError::Cancelled`], or a [`ToolRuntimeError`] whose code tells what was refused.
+    /// What the host must know: [`CallError::Cancelled`], or a [`ToolRuntimeError`] whose code
+    /// tells what was refused.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the tool's future where it stands; an activation that it started goes on, and a trace
-    /// says `abandoned`.
+    /// Dropping the future drops the tool's future where it stands; an activation that it started
+    /// goes on, and a trace says `abandoned`.
     ///
     /// # Examples
     ///
@@ -518,14 +509,7 @@ impl PlanHandle {
         name: impl AsRef<str>,
         input: impl Borrow<Value>,
     ) -> Result<ToolResult, CallError> {
-        execute::call(
-            &self.scope,
-            name.as_ref(),
-            input.borrow(),
-            &CallOptions::new(),
-            None,
-        )
-        .await
+        execute::call(&self.scope, name.as_ref(), input.borrow(), &CallOptions::new(), None).await
     }
 
     /// As [`execute`](Self::execute), with a timeout or a token of the call's own.
@@ -547,7 +531,8 @@ impl PlanHandle {
     }
 
     /// Activates a tool ahead of its first call, through the same gate. The only way back after
-    /// [`deactivate`](Self::deactivate). Does nothing for an immediate tool, and for one that is active.
+    /// [`deactivate`](Self::deactivate). Does nothing for an immediate tool, and for one that is
+    /// active.
     ///
     /// # Errors
     ///
@@ -560,12 +545,12 @@ impl PlanHandle {
         execute::activate(&self.scope, name.as_ref()).await
     }
 
-    /// Deactivates a tool before the end of the plan and waits until that has settled. True if there was an instance, or
-    /// an activation under way; false for an immediate tool, for one that is not active, and while another deactivation
-    /// of it is under way.
+    /// Deactivates a tool before the end of the plan and waits until that has settled. True if
+    /// there was an instance, or an activation under way; false for an immediate tool, for one that
+    /// is not active, and while another deactivation of it is under way.
     ///
-    /// Running calls are not cancelled; they have until the end budget. After it calls give `NotActivated` until
-    /// [`activate`](Self::activate).
+    /// Running calls are not cancelled; they have until the end budget. After it calls give
+    /// `NotActivated` until [`activate`](Self::activate).
     ///
     /// # Cancel safety
     ///
@@ -577,7 +562,8 @@ impl PlanHandle {
         }
     }
 
-    /// Cancels the plan: it ends, calls in flight see it and have the grace period. Synchronous and idempotent.
+    /// Cancels the plan: it ends, calls in flight see it and have the grace period. Synchronous and
+    /// idempotent.
     pub fn cancel(&self) {
         self.scope.close(EndReason::Cancelled, Begin::There);
     }
@@ -596,9 +582,10 @@ impl PlanHandle {
         self.scope.ended().await;
     }
 
-    /// Begins a plan under this one, with its own activations and never more rights: read-only, checkpoints and call
-    /// timeout add up, unsafe tools need both, resources and sandbox can only be narrowed. Limits of calls at once are
-    /// each plan's own. When this plan ends the child ends, and this one waits for it.
+    /// Begins a plan under this one, with its own activations and never more rights: read-only,
+    /// checkpoints and call timeout add up, unsafe tools need both, resources and sandbox can only
+    /// be narrowed. Limits of calls at once are each plan's own. When this plan ends the child
+    /// ends, and this one waits for it.
     ///
     /// # Errors
     ///
@@ -634,7 +621,8 @@ impl fmt::Debug for PlanHandle {
 
 // ===== PlanReport =====
 
-/// How a plan ended: why, what it did, and how each deactivation went. It keeps the plan's record in memory.
+/// How a plan ended: why, what it did, and how each deactivation went. It keeps the plan's record
+/// in memory.
 #[derive(Clone)]
 pub struct PlanReport {
     scope: Arc<PlanScope>,
@@ -645,11 +633,7 @@ impl PlanReport {
     fn new(scope: &Arc<PlanScope>) -> Self {
         Self {
             scope: Arc::clone(scope),
-            unsettled: if scope.is_settled() {
-                Vec::new()
-            } else {
-                scope.unsettled()
-            },
+            unsettled: if scope.is_settled() { Vec::new() } else { scope.unsettled() },
         }
     }
 
@@ -673,7 +657,8 @@ impl PlanReport {
         &self.unsettled
     }
 
-    /// Calls that were still being polled at the drain deadline, because their tool blocks its thread.
+    /// Calls that were still being polled at the drain deadline, because their tool blocks its
+    /// thread.
     pub fn overrun(&self) -> u64 {
         self.scope.overrun()
     }
@@ -705,15 +690,9 @@ impl PlanReport {
                 Outcome::Abandoned => "the keeper ended while it ran".to_owned(),
                 Outcome::Lost => "it could not be called".to_owned(),
             };
-            Some(ToolRuntimeError::Deactivation {
-                tool: record.name,
-                problem,
-            })
+            Some(ToolRuntimeError::Deactivation { tool: record.name, problem })
         };
-        self.deactivations()
-            .into_iter()
-            .filter_map(problem)
-            .collect()
+        self.deactivations().into_iter().filter_map(problem).collect()
     }
 }
 

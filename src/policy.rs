@@ -1,4 +1,5 @@
-//! The gate: the rights of a plan against the capability of a tool. Pure, so that it can be read and tested whole.
+//! The gate: the rights of a plan against the capability of a tool. Pure, so that it can be read
+//! and tested whole.
 
 use crate::descriptor::{BoundResource, ToolDescriptor};
 use crate::error::ToolRuntimeError;
@@ -45,20 +46,13 @@ pub(crate) fn admit(
     resources: &[BoundResource],
 ) -> Result<Admitted, ToolRuntimeError> {
     let capability = tool.capability;
-    let denied = |reason: String| ToolRuntimeError::AccessDenied {
-        tool: tool.name.to_string(),
-        reason,
-    };
+    let denied =
+        |reason: String| ToolRuntimeError::AccessDenied { tool: tool.name.to_string(), reason };
     let writer = capability.writes || !capability.read_only;
     if writer && rights.read_only {
-        let declared = if capability.writes {
-            "declares `writes`"
-        } else {
-            "does not declare `read_only`"
-        };
-        return Err(denied(format!(
-            "the plan is read-only and the tool {declared}"
-        )));
+        let declared =
+            if capability.writes { "declares `writes`" } else { "does not declare `read_only`" };
+        return Err(denied(format!("the plan is read-only and the tool {declared}")));
     }
     if writer && rights.checkpoints {
         let reason = if capability.checkpointable {
@@ -92,7 +86,8 @@ pub(crate) fn admit(
     Ok(Admitted { needs_approval })
 }
 
-/// Asks for the approval that the gate found to be needed. Without an approver that is a refusal, never a pass.
+/// Asks for the approval that the gate found to be needed. Without an approver that is a refusal,
+/// never a pass.
 pub(crate) fn approve(
     admitted: &Admitted,
     tool: &ToolDescriptor,

@@ -24,12 +24,14 @@ pub(crate) struct ToolEntry {
     pub(crate) off_thread: bool,
 }
 
-/// The registered tools at one moment. A plan pins one when it begins, so its tools never change under it.
+/// The registered tools at one moment. A plan pins one when it begins, so its tools never change
+/// under it.
 #[derive(Clone, Default)]
 pub struct Snapshot {
     /// In the order of registration; ids ascend.
     tools: Vec<Arc<ToolEntry>>,
-    /// Every text that stands for a tool: its name, its name without `local/`, its provider-safe name.
+    /// Every text that stands for a tool: its name, its name without `local/`, its provider-safe
+    /// name.
     names: HashMap<Box<str>, Arc<ToolEntry>, foldhash::fast::RandomState>,
 }
 
@@ -39,16 +41,14 @@ impl Snapshot {
         self.tools.iter().map(|tool| &tool.descriptor)
     }
 
-    /// The descriptor of a tool, by any text that [`PlanHandle::execute`](crate::PlanHandle::execute) takes.
+    /// The descriptor of a tool, by any text that
+    /// [`PlanHandle::execute`](crate::PlanHandle::execute) takes.
     pub fn get(&self, name: &str) -> Option<&ToolDescriptor> {
         self.resolve(name).ok().map(|tool| &tool.descriptor)
     }
 
     pub(crate) fn by_id(&self, id: u32) -> Option<&ToolEntry> {
-        self.tools
-            .binary_search_by_key(&id, |tool| tool.id)
-            .ok()
-            .map(|at| &*self.tools[at])
+        self.tools.binary_search_by_key(&id, |tool| tool.id).ok().map(|at| &*self.tools[at])
     }
 
     /// The tool that a text stands for.
@@ -60,11 +60,8 @@ impl Snapshot {
         let name = &entry.descriptor.name;
         for text in texts(name) {
             if let Some(taken) = self.names.get(&*text) {
-                let (other, kind, own) = (
-                    &taken.descriptor.name,
-                    taken.descriptor.source,
-                    entry.descriptor.source,
-                );
+                let (other, kind, own) =
+                    (&taken.descriptor.name, taken.descriptor.source, entry.descriptor.source);
                 let details = format!(
                     "`{text}` already stands for `{other}`, of the source {kind:?}; this one is of {own:?}"
                 );
@@ -87,20 +84,14 @@ impl Snapshot {
             .filter(|(distance, known)| *distance <= known.as_str().len().max(asked.len()) / 3)
             .collect();
         near.sort();
-        let nearest = near
-            .into_iter()
-            .take(3)
-            .map(|(_, name)| name.clone())
-            .collect();
+        let nearest = near.into_iter().take(3).map(|(_, name)| name.clone()).collect();
         ToolRuntimeError::NotFound { name, nearest }
     }
 }
 
 impl fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list()
-            .entries(self.tools.iter().map(|tool| &tool.descriptor.name))
-            .finish()
+        f.debug_list().entries(self.tools.iter().map(|tool| &tool.descriptor.name)).finish()
     }
 }
 
@@ -119,7 +110,8 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// The tools of a runtime. Reading takes no lock; what is registered later is seen by plans that begin later.
+/// The tools of a runtime. Reading takes no lock; what is registered later is seen by plans that
+/// begin later.
 ///
 /// # Examples
 ///
@@ -145,8 +137,9 @@ impl ToolRegistry {
     ///
     /// # Errors
     ///
-    /// A `RegistrationError` when the name is no name or taken, when the provider-safe name clashes, when the
-    /// capability contradicts itself, or when the tool panics as it is asked. Nothing is registered then.
+    /// A `RegistrationError` when the name is no name or taken, when the provider-safe name
+    /// clashes, when the capability contradicts itself, or when the tool panics as it is asked.
+    /// Nothing is registered then.
     pub fn register(&self, tool: impl Tool) -> Result<(), ToolError> {
         self.register_arc(Arc::new(tool))
     }
@@ -187,21 +180,13 @@ impl ToolRegistry {
 
 impl fmt::Debug for ToolRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ToolRegistry")
-            .field(&*self.current.load())
-            .finish()
+        f.debug_tuple("ToolRegistry").field(&*self.current.load()).finish()
     }
 }
 
 /// Asks a tool what it is, once, and checks the answer. The id comes later.
 fn ask(tool: Arc<dyn Tool>) -> Result<ToolEntry, ToolError> {
-    let asked = contain(|| {
-        (
-            tool.descriptor().clone(),
-            tool.immediate(),
-            tool.off_thread(),
-        )
-    });
+    let asked = contain(|| (tool.descriptor().clone(), tool.immediate(), tool.off_thread()));
     let (descriptor, immediate, off_thread) = asked.map_err(|text| {
         ToolError::registration("?", format!("the tool panicked when it was asked: {text}"))
     })?;
@@ -215,17 +200,9 @@ fn ask(tool: Arc<dyn Tool>) -> Result<ToolEntry, ToolError> {
             "`max_concurrent` is 0, so no call could ever run; leave it out or set 1",
         ));
     }
-    let permits = descriptor
-        .max_concurrent
-        .map(|limit| Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
-    Ok(ToolEntry {
-        id: 0,
-        descriptor,
-        tool,
-        immediate,
-        permits,
-        off_thread,
-    })
+    let permits =
+        descriptor.max_concurrent.map(|limit| Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
+    Ok(ToolEntry { id: 0, descriptor, tool, immediate, permits, off_thread })
 }
 
 /// Every text that stands for a name, each once.

@@ -53,9 +53,7 @@ pub(crate) struct Ledger {
 
 impl Core {
     fn keeper(&self) -> Option<&Keeper> {
-        self.keeper
-            .get_or_init(|| Keeper::start(self.keeper_threads).ok())
-            .as_ref()
+        self.keeper.get_or_init(|| Keeper::start(self.keeper_threads).ok()).as_ref()
     }
 
     /// Runs a job on the keeper, or on a thread of its own where there can be none.
@@ -118,10 +116,7 @@ impl Core {
         }
         let watched = options.watched();
         let (tools, settings) = match parent {
-            None => (
-                self.registry.snapshot(),
-                options.settle(&self.defaults, false),
-            ),
+            None => (self.registry.snapshot(), options.settle(&self.defaults, false)),
             Some(parent) => {
                 parent.notice_tokens();
                 let mut settings = options.settle(parent.settings(), true);
@@ -207,11 +202,7 @@ impl Core {
             troubled: count(&ledger.troubled),
             open,
             lost: count(&ledger.lost),
-            keeper_blocked: self
-                .keeper
-                .get()
-                .and_then(Option::as_ref)
-                .map_or(0, Keeper::blocked),
+            keeper_blocked: self.keeper.get().and_then(Option::as_ref).map_or(0, Keeper::blocked),
         }
     }
 }
@@ -219,10 +210,7 @@ impl Core {
 /// Ends a plan by its token or its deadline.
 async fn watch(
     scope: Arc<PlanScope>,
-    watched: (
-        Option<tokio_util::sync::CancellationToken>,
-        Option<Duration>,
-    ),
+    watched: (Option<tokio_util::sync::CancellationToken>, Option<Duration>),
 ) {
     let (token, deadline) = watched;
     let cancelled = async {
@@ -248,9 +236,11 @@ async fn watch(
 
 // ===== ToolRuntime =====
 
-/// The runtime of a service's tools: the registry, the live plans, and the keeper that activates and deactivates.
+/// The runtime of a service's tools: the registry, the live plans, and the keeper that activates
+/// and deactivates.
 ///
-/// It is the one owner and not `Clone`: hand out [`handle`](Self::handle)s, or share it in an `Arc`.
+/// It is the one owner and not `Clone`: hand out [`handle`](Self::handle)s, or share it in an
+/// `Arc`.
 ///
 /// # Examples
 ///
@@ -274,8 +264,9 @@ async fn watch(
 /// # Drop behaviour
 ///
 /// Dropping it ends every plan and waits for their deactivations, at most for the builder's
-/// [`drop_wait`](ToolRuntimeBuilder::drop_wait). The wait blocks the thread; the deactivations do not need that thread,
-/// unless a tool's clean-up does: then use [`shutdown`](Self::shutdown). On a thread of the keeper it never waits.
+/// [`drop_wait`](ToolRuntimeBuilder::drop_wait). The wait blocks the thread; the deactivations do
+/// not need that thread, unless a tool's clean-up does: then use [`shutdown`](Self::shutdown). On a
+/// thread of the keeper it never waits.
 pub struct ToolRuntime {
     core: Arc<Core>,
     drop_wait: Duration,
@@ -307,8 +298,8 @@ impl ToolRuntime {
         self.core.begin(options, None)
     }
 
-    /// Runs a plan from begin to finish: whatever becomes of `body`, the plan ends, and if it panics the panic goes on
-    /// after the clean-up.
+    /// Runs a plan from begin to finish: whatever becomes of `body`, the plan ends, and if it
+    /// panics the panic goes on after the clean-up.
     ///
     /// # Errors
     ///
@@ -355,11 +346,7 @@ impl ToolRuntime {
             })
             .await
         };
-        let reason = if ended.is_ok() {
-            EndReason::Finished
-        } else {
-            EndReason::Panicked
-        };
+        let reason = if ended.is_ok() { EndReason::Finished } else { EndReason::Panicked };
         let report = plan.end(reason).await;
         match ended {
             Ok(value) => Ok((value, report)),
@@ -382,8 +369,8 @@ impl ToolRuntime {
         self.core.stats()
     }
 
-    /// Refuses new plans, ends all there are, and waits until everything is deactivated, at most until the deadline. Its
-    /// clock does not depend on the keeper. May be called again.
+    /// Refuses new plans, ends all there are, and waits until everything is deactivated, at most
+    /// until the deadline. Its clock does not depend on the keeper. May be called again.
     ///
     /// # Cancel safety
     ///
@@ -396,27 +383,17 @@ impl ToolRuntime {
             () = settled => {}
             () = clock_of_its_own(&self.core, deadline) => self.core.close_root(),
         }
-        let scopes = self
-            .core
-            .cache
-            .all()
-            .into_iter()
-            .chain(self.core.known_root());
+        let scopes = self.core.cache.all().into_iter().chain(self.core.known_root());
         let stragglers = scopes
             .filter(|scope| !scope.is_settled())
-            .map(|scope| Straggler {
-                plan_id: scope.id,
-                unsettled: scope.unsettled(),
-            })
+            .map(|scope| Straggler { plan_id: scope.id, unsettled: scope.unsettled() })
             .collect();
-        ShutdownReport {
-            stragglers,
-            stats: self.stats(),
-        }
+        ShutdownReport { stragglers, stats: self.stats() }
     }
 
-    /// Waits for SIGTERM or SIGINT (Ctrl-C), then shuts down as [`shutdown`](Self::shutdown) does. It never exits the
-    /// process. A second signal has its default effect, and so has the first after this future was dropped.
+    /// Waits for SIGTERM or SIGINT (Ctrl-C), then shuts down as [`shutdown`](Self::shutdown) does.
+    /// It never exits the process. A second signal has its default effect, and so has the first
+    /// after this future was dropped.
     ///
     /// # Errors
     ///
@@ -434,9 +411,7 @@ impl ToolRuntime {
 
 impl fmt::Debug for ToolRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ToolRuntime")
-            .field("stats", &self.stats())
-            .finish_non_exhaustive()
+        f.debug_struct("ToolRuntime").field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
 
@@ -451,7 +426,8 @@ impl Drop for ToolRuntime {
         if keeper.is_foreign() {
             self.core.close_root();
         } else if keeper.is_here() {
-            // To wait on a thread that must do the work would be a deadlock: another one waits, and ends the keeper.
+            // To wait on a thread that must do the work would be a deadlock: another one waits, and
+            // ends the keeper.
             let (core, wait) = (Arc::clone(&self.core), self.drop_wait);
             let spawned = std::thread::Builder::new()
                 .name("toolscope-drop".into())
@@ -507,14 +483,12 @@ fn block_within(work: impl Future<Output = ()>, wait: Duration) -> bool {
 async fn clock_of_its_own(core: &Core, wait: Duration) {
     let (passed, wait_for) = tokio::sync::oneshot::channel::<()>();
     let (_guard, stop) = std::sync::mpsc::channel::<()>();
-    let spawned = std::thread::Builder::new()
-        .name("toolscope-clock".into())
-        .spawn(move || {
-            if stop.recv_timeout(wait) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                // Nobody listens once the shutdown is over.
-                passed.send(()).unwrap_or_default();
-            }
-        });
+    let spawned = std::thread::Builder::new().name("toolscope-clock".into()).spawn(move || {
+        if stop.recv_timeout(wait) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            // Nobody listens once the shutdown is over.
+            passed.send(()).unwrap_or_default();
+        }
+    });
     match spawned {
         Ok(_) => wait_for.await.unwrap_or_default(),
         Err(_) => core.sleep(wait).await,
@@ -544,10 +518,7 @@ async fn signalled(core: &Core) -> std::io::Result<()> {
     };
     let (mut terminate, mut interrupt) = {
         let _context = keeper.enter();
-        (
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::interrupt())?,
-        )
+        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?)
     };
     for number in [SIGTERM, SIGINT] {
         signal_hook::flag::register_conditional_default(number, Arc::clone(&armed.0))?;
@@ -605,7 +576,8 @@ impl ToolRuntimeBuilder {
         self
     }
 
-    /// Builds the runtime. No thread is started before the first managed activation or the first timeout.
+    /// Builds the runtime. No thread is started before the first managed activation or the first
+    /// timeout.
     ///
     /// # Errors
     ///
@@ -616,13 +588,7 @@ impl ToolRuntimeBuilder {
     /// Cancel safe: nothing is started before it is done.
     #[expect(clippy::unused_async, reason = "sources are discovered here")]
     pub async fn build(self) -> Result<ToolRuntime, ToolError> {
-        let Self {
-            tools,
-            keeper,
-            keeper_threads,
-            deadlines,
-            drop_wait,
-        } = self;
+        let Self { tools, keeper, keeper_threads, deadlines, drop_wait } = self;
         let registry = ToolRegistry::default();
         registry.register_all(tools)?;
         let core = Core {
@@ -637,10 +603,7 @@ impl ToolRuntimeBuilder {
             root: Mutex::new(None),
             changed: Notify::new(),
         };
-        Ok(ToolRuntime {
-            core: Arc::new(core),
-            drop_wait,
-        })
+        Ok(ToolRuntime { core: Arc::new(core), drop_wait })
     }
 }
 
@@ -662,9 +625,7 @@ pub struct RuntimeHandle {
 
 impl RuntimeHandle {
     pub(crate) fn new(core: &Arc<Core>) -> Self {
-        Self {
-            core: Arc::downgrade(core),
-        }
+        Self { core: Arc::downgrade(core) }
     }
 
     /// Begins a plan.
@@ -673,19 +634,12 @@ impl RuntimeHandle {
     ///
     /// `ShutDown` once the runtime is shutting down or gone.
     pub fn begin(&self, options: PlanOptions) -> Result<Plan, ToolRuntimeError> {
-        self.core
-            .upgrade()
-            .ok_or(ToolRuntimeError::ShutDown)?
-            .begin(options, None)
+        self.core.upgrade().ok_or(ToolRuntimeError::ShutDown)?.begin(options, None)
     }
 
     /// A live plan, by its number.
     pub fn plan(&self, id: PlanId) -> Option<PlanHandle> {
-        self.core
-            .upgrade()?
-            .cache
-            .get(id)
-            .map(|scope| PlanHandle { scope })
+        self.core.upgrade()?.cache.get(id).map(|scope| PlanHandle { scope })
     }
 
     /// Cancels a plan by its number; false if there is none.
@@ -696,9 +650,7 @@ impl RuntimeHandle {
 
 impl fmt::Debug for RuntimeHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RuntimeHandle")
-            .field("alive", &(self.core.strong_count() > 0))
-            .finish()
+        f.debug_struct("RuntimeHandle").field("alive", &(self.core.strong_count() > 0)).finish()
     }
 }
 
@@ -732,7 +684,8 @@ pub struct Stats {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ShutdownReport {
-    /// The plans that had not settled at the deadline. Their deactivations go on while the runtime lives.
+    /// The plans that had not settled at the deadline. Their deactivations go on while the runtime
+    /// lives.
     pub stragglers: Vec<Straggler>,
     /// The ledger at the end.
     pub stats: Stats,

@@ -2,14 +2,16 @@
 //!
 //! # Locks
 //!
-//! `inner` and `log` are leaves: neither is held across an await, a wake, a drop of a foreign value or a call of foreign
-//! code, and neither while taking the other, the lock of another plan, or a shard of the cache.
+//! `inner` and `log` are leaves: neither is held across an await, a wake, a drop of a foreign value
+//! or a call of foreign code, and neither while taking the other, the lock of another plan, or a
+//! shard of the cache.
 //!
 //! # Invariants
 //!
-//! 1. The slots are closed before the gate, both under `inner`, so that whoever finds the gate closed finds the reason.
-//! 2. A plan is `settled` once: it is closed, no slot is busy, no call is draining and no child is left. Only then does it
-//!    leave the cache and its parent.
+//! 1. The slots are closed before the gate, both under `inner`, so that whoever finds the gate
+//!    closed finds the reason.
+//! 2. A plan is `settled` once: it is closed, no slot is busy, no call is draining and no child is
+//!    left. Only then does it leave the cache and its parent.
 //! 3. Clean-up never runs under the plan's cancelled token.
 
 use std::pin::pin;
@@ -141,7 +143,8 @@ impl PlanScope {
     /// The token that tools see: cancelled when the plan ends, by whatever way.
     pub(crate) fn soft(&self) -> &CancellationToken {
         let soft = self.soft.get_or_init(CancellationToken::new);
-        // Whoever closes sets the flag first and looks for the token second; here it is the other way round.
+        // Whoever closes sets the flag first and looks for the token second; here it is the other
+        // way round.
         if self.gate.is_closed() {
             soft.cancel();
         }
@@ -183,7 +186,8 @@ impl PlanScope {
         }
     }
 
-    /// Waits until the plan has settled, or its end is over its budget by all that its last steps may take.
+    /// Waits until the plan has settled, or its end is over its budget by all that its last steps
+    /// may take.
     pub(crate) async fn until_settled(&self) {
         if self.is_settled() {
             return;
@@ -194,9 +198,7 @@ impl PlanScope {
                 return std::future::pending().await;
             };
             let limit = later(end.until, LEAST_STEP * self.steps_left());
-            self.core
-                .sleep(limit.saturating_duration_since(Instant::now()))
-                .await;
+            self.core.sleep(limit.saturating_duration_since(Instant::now())).await;
         };
         tokio::select! {
             biased;
@@ -205,21 +207,21 @@ impl PlanScope {
         }
     }
 
-    /// How many steps are left of the end, one after another at worst: a drain and a deactivation for each slot.
+    /// How many steps are left of the end, one after another at worst: a drain and a deactivation
+    /// for each slot.
     fn steps_left(&self) -> u32 {
         let (busy, children) = {
             let inner = self.inner();
             (inner.slots.busy().count(), inner.children().to_vec())
         };
         let own = u32::try_from(2 * busy + 2).unwrap_or(u32::MAX);
-        children
-            .iter()
-            .fold(own, |steps, child| steps.saturating_add(child.steps_left()))
+        children.iter().fold(own, |steps, child| steps.saturating_add(child.steps_left()))
     }
 
     // ===== the end =====
 
-    /// Ends this plan, or those above, if the token given at `begin` is cancelled and its watch has not seen that yet.
+    /// Ends this plan, or those above, if the token given at `begin` is cancelled and its watch has
+    /// not seen that yet.
     pub(crate) fn notice_tokens(self: &Arc<Self>) {
         let mut plan = Some(self);
         while let Some(scope) = plan {
@@ -230,14 +232,12 @@ impl PlanScope {
         }
     }
 
-    /// Ends the plan. Synchronous and idempotent; the first reason wins. What is to be undone begins as `begin` says.
+    /// Ends the plan. Synchronous and idempotent; the first reason wins. What is to be undone
+    /// begins as `begin` says.
     pub(crate) fn close(self: &Arc<Self>, reason: EndReason, begin: Begin) {
         // Taken before the own lock: no two plans are ever locked at once.
-        let parent_until = self
-            .parent
-            .as_ref()
-            .and_then(|parent| parent.inner().end)
-            .map(|end| end.until);
+        let parent_until =
+            self.parent.as_ref().and_then(|parent| parent.inner().end).map(|end| end.until);
         let (owed, children, draining) = {
             let mut inner = self.inner();
             let Some(taken) = inner.slots.close(reason) else {
@@ -257,12 +257,7 @@ impl PlanScope {
             let closed = Instant::now();
             let own = later(closed, self.settings().deadlines.end);
             let until = parent_until.map_or(own, |parent| own.min(parent));
-            inner.end = Some(End {
-                closed,
-                until,
-                draining,
-                overrun: 0,
-            });
+            inner.end = Some(End { closed, until, draining, overrun: 0 });
             (owed, inner.children().to_vec(), draining)
         };
         if let Some(soft) = self.soft.get() {
@@ -284,8 +279,8 @@ impl PlanScope {
         self.conclude();
     }
 
-    /// Waits for the calls behind a gate: until they have ended, then, past the grace, until none is being polled. The
-    /// number that still are is what blocks its thread.
+    /// Waits for the calls behind a gate: until they have ended, then, past the grace, until none
+    /// is being polled. The number that still are is what blocks its thread.
     pub(crate) async fn drain(&self, gate: &Gate) -> u64 {
         let deadlines = self.settings().deadlines;
         tokio::select! {
@@ -302,22 +297,20 @@ impl PlanScope {
         }
     }
 
-    /// Waits until an activation must stop: its deadline, or the end of the budget once the plan has ended.
+    /// Waits until an activation must stop: its deadline, or the end of the budget once the plan
+    /// has ended.
     pub(crate) async fn activation_limit(&self) {
-        self.limit(self.settings().deadlines.activate, |end| end.until)
-            .await;
+        self.limit(self.settings().deadlines.activate, |end| end.until).await;
     }
 
     /// Waits until a deactivation must stop: as an activation, but it always has a little time.
     pub(crate) async fn deactivation_limit(&self) {
         let least = later(Instant::now(), LEAST_STEP);
-        self.limit(self.settings().deadlines.deactivate, |end| {
-            end.until.max(least)
-        })
-        .await;
+        self.limit(self.settings().deadlines.deactivate, |end| end.until.max(least)).await;
     }
 
-    /// Waits for a limit: `own` from now, or, if that is sooner, what `cut` says once the plan has ended.
+    /// Waits for a limit: `own` from now, or, if that is sooner, what `cut` says once the plan has
+    /// ended.
     async fn limit(&self, own: Duration, cut: impl Fn(End) -> Instant + Send + Sync) {
         let own = later(Instant::now(), own);
         let cut = async {
@@ -365,10 +358,7 @@ impl PlanScope {
     fn child_settled(self: &Arc<Self>, child: &Arc<PlanScope>) {
         let gone = {
             let mut inner = self.inner();
-            let at = inner
-                .children()
-                .iter()
-                .position(|other| Arc::ptr_eq(other, child));
+            let at = inner.children().iter().position(|other| Arc::ptr_eq(other, child));
             at.map(|at| inner.rare().children.swap_remove(at))
         };
         drop(gone);
@@ -410,27 +400,16 @@ impl PlanScope {
         overrun: bool,
     ) {
         let ledger = &self.core.ledger;
-        let counted = if outcome == DeactivationOutcome::Lost {
-            &ledger.lost
-        } else {
-            &ledger.deactivated
-        };
-        ledger
-            .troubled
-            .fetch_add(u64::from(outcome != DeactivationOutcome::Ok), Relaxed);
+        let counted =
+            if outcome == DeactivationOutcome::Lost { &ledger.lost } else { &ledger.deactivated };
+        ledger.troubled.fetch_add(u64::from(outcome != DeactivationOutcome::Ok), Relaxed);
         let mut inner = self.inner();
         counted.fetch_add(1, Relaxed);
         inner.slots.settle(active.slot);
         let (name, generation) = (inner.slots.label(active.slot).to_owned(), active.generation);
         let kept = &mut inner.rare().deactivations;
         if kept.len() < MOST_DEACTIVATIONS {
-            kept.push(DeactivationRecord {
-                name,
-                generation,
-                outcome,
-                overrun,
-                took,
-            });
+            kept.push(DeactivationRecord { name, generation, outcome, overrun, took });
         }
     }
 
@@ -449,7 +428,8 @@ impl PlanScope {
         }
     }
 
-    /// Retires the instance of that generation, or dooms the activation under way; false if there is none.
+    /// Retires the instance of that generation, or dooms the activation under way; false if there
+    /// is none.
     pub(crate) fn retire(
         self: &Arc<Self>,
         slot: SlotId,
@@ -494,11 +474,7 @@ impl PlanScope {
 
     pub(crate) fn deactivations(&self) -> Vec<DeactivationRecord> {
         let inner = self.inner();
-        inner
-            .rare
-            .as_ref()
-            .map(|rare| rare.deactivations.clone())
-            .unwrap_or_default()
+        inner.rare.as_ref().map(|rare| rare.deactivations.clone()).unwrap_or_default()
     }
 
     /// The calls that were still being polled at the drain deadline.
@@ -509,17 +485,9 @@ impl PlanScope {
     /// What has not come to rest, by name.
     pub(crate) fn unsettled(&self) -> Vec<String> {
         let inner = self.inner();
-        let mut names: Vec<String> = inner
-            .slots
-            .busy()
-            .map(|slot| inner.slots.label(slot).to_owned())
-            .collect();
-        names.extend(
-            inner
-                .children()
-                .iter()
-                .map(|child| format!("child plan {}", child.id)),
-        );
+        let mut names: Vec<String> =
+            inner.slots.busy().map(|slot| inner.slots.label(slot).to_owned()).collect();
+        names.extend(inner.children().iter().map(|child| format!("child plan {}", child.id)));
         if inner.end.is_some_and(|end| end.draining) {
             names.push("calls in flight".to_owned());
         }
@@ -527,7 +495,8 @@ impl PlanScope {
     }
 }
 
-/// The drain of the calls that were in flight when the plan closed. Over when dropped, even by a keeper that ends.
+/// The drain of the calls that were in flight when the plan closed. Over when dropped, even by a
+/// keeper that ends.
 struct Draining(Arc<PlanScope>);
 
 impl Draining {
@@ -541,11 +510,7 @@ impl Drop for Draining {
         let scope = &self.0;
         scope.gate.revoke();
         let overrun = scope.gate.polling();
-        scope
-            .inner()
-            .end
-            .iter_mut()
-            .for_each(|end| (end.draining, end.overrun) = (false, overrun));
+        scope.inner().end.iter_mut().for_each(|end| (end.draining, end.overrun) = (false, overrun));
         scope.conclude();
     }
 }

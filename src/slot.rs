@@ -1,7 +1,7 @@
 //! The slot machine of one plan: which activation is at what stage, and what may happen next.
 //!
-//! Pure and synchronous: no lock, no clock, no future. The lock around it is in `cache.rs`; what waits on it, and
-//! the jobs that its answers start, are there and in `obligation.rs`.
+//! Pure and synchronous: no lock, no clock, no future. The lock around it is in `cache.rs`; what
+//! waits on it, and the jobs that its answers start, are there and in `obligation.rs`.
 //!
 //! ```text
 //! Vacant ─► Activating ─► Active ─► Deactivating ─► Done | Retired ─► Activating (next generation)
@@ -12,9 +12,11 @@
 //! # Invariants
 //!
 //! 1. A slot holds at most one activation or one instance.
-//! 2. An instance leaves `Active` by being taken out: there is one taker, and it owes the deactivation.
+//! 2. An instance leaves `Active` by being taken out: there is one taker, and it owes the
+//!    deactivation.
 //! 3. `commit` looks at `closing` and `doomed` in the same step that would make the slot `Active`.
-//! 4. An instance with dependents stays parked in `Deactivating` until the last of them is released.
+//! 4. An instance with dependents stays parked in `Deactivating` until the last of them is
+//!    released.
 
 use std::any::TypeId;
 
@@ -102,20 +104,10 @@ struct Slot<I, W> {
 #[derive(Debug)]
 enum State<I, W> {
     Vacant,
-    Activating {
-        attempt: u32,
-        wait: W,
-        doomed: Option<Why>,
-    },
+    Activating { attempt: u32, wait: W, doomed: Option<Why> },
     Active(I),
-    Deactivating {
-        parked: Option<I>,
-        why: Why,
-    },
-    Failed {
-        attempts: u32,
-        error: ActivationError,
-    },
+    Deactivating { parked: Option<I>, why: Why },
+    Failed { attempts: u32, error: ActivationError },
     Retired(Why),
     Done,
 }
@@ -129,10 +121,7 @@ pub(crate) struct SlotTable<I, W> {
 
 impl<I: Clone, W: Clone> SlotTable<I, W> {
     pub(crate) fn new() -> Self {
-        Self {
-            closing: None,
-            slots: Vec::new(),
-        }
+        Self { closing: None, slots: Vec::new() }
     }
 
     /// Why the plan ended, once it has.
@@ -167,23 +156,13 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
     /// The slots that a job is working on, or will.
     pub(crate) fn busy(&self) -> impl Iterator<Item = SlotId> + '_ {
         let busy = |slot: &Slot<I, W>| {
-            matches!(
-                slot.state,
-                State::Activating { .. } | State::Deactivating { .. }
-            )
+            matches!(slot.state, State::Activating { .. } | State::Deactivating { .. })
         };
-        self.slots
-            .iter()
-            .enumerate()
-            .filter(move |(_, slot)| busy(slot))
-            .map(|(at, _)| at)
+        self.slots.iter().enumerate().filter(move |(_, slot)| busy(slot)).map(|(at, _)| at)
     }
 
     pub(crate) fn is_busy(&self, slot: SlotId) -> bool {
-        matches!(
-            self.slots[slot].state,
-            State::Activating { .. } | State::Deactivating { .. }
-        )
+        matches!(self.slots[slot].state, State::Activating { .. } | State::Deactivating { .. })
     }
 
     pub(crate) fn find(&self, key: &Key) -> Option<SlotId> {
@@ -210,25 +189,19 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
         if let Some(reason) = self.closing {
             return Ask::Refused(Refused::Ended(reason));
         }
-        let at = self
-            .find(key)
-            .unwrap_or_else(|| self.push(key.clone(), label.into()));
+        let at = self.find(key).unwrap_or_else(|| self.push(key.clone(), label.into()));
         let slot = &mut self.slots[at];
         let (attempt, next_generation) = match &slot.state {
             State::Active(instance) => return Ask::Ready(at, instance.clone()),
-            State::Activating {
-                doomed: Some(Why::Host),
-                ..
-            }
+            State::Activating { doomed: Some(Why::Host), .. }
             | State::Deactivating { why: Why::Host, .. }
                 if !by_hand =>
             {
                 return Ask::Refused(Refused::Deactivated);
             }
-            State::Activating {
-                doomed: Some(_), ..
+            State::Activating { doomed: Some(_), .. } | State::Deactivating { .. } => {
+                return Ask::Later(at);
             }
-            | State::Deactivating { .. } => return Ask::Later(at),
             State::Activating { wait, .. } => return Ask::Wait(at, wait.clone()),
             State::Failed { attempts, error } if *attempts >= limits.attempts => {
                 return Ask::Refused(Refused::Activation(error.clone()));
@@ -246,22 +219,15 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
                 return Ask::Refused(Refused::Activation(error));
             }
             State::Retired(why) => {
-                slot.replaced = if matches!(why, Why::Tainted(_)) && !by_hand {
-                    slot.replaced + 1
-                } else {
-                    0
-                };
+                slot.replaced =
+                    if matches!(why, Why::Tainted(_)) && !by_hand { slot.replaced + 1 } else { 0 };
                 (1, true)
             }
             State::Vacant | State::Done => (1, true),
         };
         slot.generation += u32::from(next_generation);
         let wait = wait();
-        slot.state = State::Activating {
-            attempt,
-            wait: wait.clone(),
-            doomed: None,
-        };
+        slot.state = State::Activating { attempt, wait: wait.clone(), doomed: None };
         Ask::Start(at, wait)
     }
 
@@ -279,13 +245,10 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
         self.slots.len() - 1
     }
 
-    /// The commit point of an activation that returned an instance: `Some` if the job must deactivate it itself.
+    /// The commit point of an activation that returned an instance: `Some` if the job must
+    /// deactivate it itself.
     pub(crate) fn commit(&mut self, slot: SlotId, instance: I) -> Option<Why> {
-        let closing = if fault("commit-ignores-closing") {
-            None
-        } else {
-            self.closing
-        };
+        let closing = if fault("commit-ignores-closing") { None } else { self.closing };
         let slot = &mut self.slots[slot];
         let State::Activating { doomed, .. } = &mut slot.state else {
             unreachable!("BUG: an activation was committed twice");
@@ -293,10 +256,7 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
         let doom = closing.map(Why::End).or(doomed.take());
         slot.state = match &doom {
             None => State::Active(instance),
-            Some(why) => State::Deactivating {
-                parked: None,
-                why: why.clone(),
-            },
+            Some(why) => State::Deactivating { parked: None, why: why.clone() },
         };
         doom
     }
@@ -307,13 +267,10 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
         let slot = &mut self.slots[slot];
         slot.state = match &mut slot.state {
             State::Activating { .. } if closing => State::Done,
-            State::Activating {
-                doomed: Some(_), ..
-            } => State::Retired(Why::Host),
-            State::Activating { attempt, .. } => State::Failed {
-                attempts: *attempt - u32::from(!counts),
-                error,
-            },
+            State::Activating { doomed: Some(_), .. } => State::Retired(Why::Host),
+            State::Activating { attempt, .. } => {
+                State::Failed { attempts: *attempt - u32::from(!counts), error }
+            }
             _ => unreachable!("BUG: an activation failed that was not under way"),
         };
     }
@@ -326,7 +283,8 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
         }
     }
 
-    /// Takes the instance of that generation out; an activation under way is doomed when the host asks.
+    /// Takes the instance of that generation out; an activation under way is doomed when the host
+    /// asks.
     pub(crate) fn retire(&mut self, slot: SlotId, generation: u32, why: Why) -> Retired<I> {
         let slot = &mut self.slots[slot];
         if slot.generation != generation {
@@ -337,10 +295,7 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
                 Some(instance) => Retired::Start(instance),
                 None => Retired::Under,
             },
-            State::Activating {
-                doomed: doomed @ None,
-                ..
-            } if why == Why::Host => {
+            State::Activating { doomed: doomed @ None, .. } if why == Why::Host => {
                 *doomed = Some(why);
                 Retired::Under
             }
@@ -348,7 +303,8 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
         }
     }
 
-    /// Closes the plan: the first reason wins. Gives every instance that may be deactivated at once.
+    /// Closes the plan: the first reason wins. Gives every instance that may be deactivated at
+    /// once.
     pub(crate) fn close(&mut self, reason: EndReason) -> Option<Vec<(SlotId, I)>> {
         if self.closing.is_some() && !fault("close-copies") {
             return None;
@@ -372,11 +328,9 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
     /// The active instances, to close their gates.
     pub(crate) fn instances(&self) -> impl Iterator<Item = &I> {
         self.slots.iter().filter_map(|slot| match &slot.state {
-            State::Active(instance)
-            | State::Deactivating {
-                parked: Some(instance),
-                ..
-            } => Some(instance),
+            State::Active(instance) | State::Deactivating { parked: Some(instance), .. } => {
+                Some(instance)
+            }
             _ => None,
         })
     }
@@ -408,14 +362,12 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
         }
     }
 
-    /// Notes that the activation of one slot waits for that of another; the labels of the cycle if it closes one.
+    /// Notes that the activation of one slot waits for that of another; the labels of the cycle if
+    /// it closes one.
     pub(crate) fn wait_on(&mut self, from: SlotId, to: SlotId) -> Result<(), Vec<String>> {
         let mut path = vec![from];
         if self.reaches(to, from, &mut path, &mut vec![false; self.slots.len()]) {
-            return Err(path
-                .iter()
-                .map(|slot| self.slots[*slot].label.to_string())
-                .collect());
+            return Err(path.iter().map(|slot| self.slots[*slot].label.to_string()).collect());
         }
         self.slots[from].waits.push(to);
         Ok(())
@@ -434,10 +386,7 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
         }
         path.push(from);
         if from == to
-            || self.slots[from]
-                .waits
-                .iter()
-                .any(|next| self.reaches(*next, to, path, seen))
+            || self.slots[from].waits.iter().any(|next| self.reaches(*next, to, path, seen))
         {
             return true;
         }
@@ -465,10 +414,7 @@ fn take_out<I, W>(slot: &mut Slot<I, W>, why: Why) -> Option<I> {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits {
-        attempts: 2,
-        generations: 2,
-    };
+    const LIMITS: Limits = Limits { attempts: 2, generations: 2 };
 
     type Table = SlotTable<&'static str, ()>;
 
@@ -484,9 +430,7 @@ mod tests {
     fn active(tools: u32) -> Table {
         let mut table = Table::new();
         for tool in 0..tools {
-            let Ask::Start(slot, ()) = ask(&mut table, tool) else {
-                panic!("a new slot starts")
-            };
+            let Ask::Start(slot, ()) = ask(&mut table, tool) else { panic!("a new slot starts") };
             assert_eq!(table.commit(slot, "instance"), None);
         }
         table
@@ -513,14 +457,8 @@ mod tests {
     fn a_commit_under_a_closing_plan_goes_straight_to_deactivation() {
         let mut table = Table::new();
         ask(&mut table, 0);
-        assert_eq!(
-            table.close(EndReason::Dropped).map(|taken| taken.len()),
-            Some(0)
-        );
-        assert_eq!(
-            table.commit(0, "instance"),
-            Some(Why::End(EndReason::Dropped))
-        );
+        assert_eq!(table.close(EndReason::Dropped).map(|taken| taken.len()), Some(0));
+        assert_eq!(table.commit(0, "instance"), Some(Why::End(EndReason::Dropped)));
         assert_eq!((table.open(), table.is_busy(0)), (1, true));
         table.settle(0);
         assert_eq!((table.open(), table.is_busy(0)), (0, false));
@@ -532,16 +470,10 @@ mod tests {
         ask(&mut table, 0);
         assert_eq!(table.retire(0, 1, Why::Host), Retired::Under);
         assert_eq!(table.retire(0, 1, Why::Host), Retired::Nothing);
-        assert!(matches!(
-            ask(&mut table, 0),
-            Ask::Refused(Refused::Deactivated)
-        ));
+        assert!(matches!(ask(&mut table, 0), Ask::Refused(Refused::Deactivated)));
         assert_eq!(table.commit(0, "instance"), Some(Why::Host));
         table.settle(0);
-        assert!(matches!(
-            ask(&mut table, 0),
-            Ask::Refused(Refused::Deactivated)
-        ));
+        assert!(matches!(ask(&mut table, 0), Ask::Refused(Refused::Deactivated)));
         assert!(matches!(by_hand(&mut table, 0), Ask::Start(0, ())));
         assert_eq!(table.generation(0), 2);
     }
@@ -552,10 +484,7 @@ mod tests {
         ask(&mut table, 0);
         table.retire(0, 1, Why::Host);
         table.fail(0, error(), true);
-        assert!(matches!(
-            ask(&mut table, 0),
-            Ask::Refused(Refused::Deactivated)
-        ));
+        assert!(matches!(ask(&mut table, 0), Ask::Refused(Refused::Deactivated)));
     }
 
     #[test]
@@ -567,25 +496,16 @@ mod tests {
         }
         assert!(matches!(ask(&mut table, 0), Ask::Start(0, ())));
         table.fail(0, error(), true);
-        assert!(matches!(
-            ask(&mut table, 0),
-            Ask::Refused(Refused::Activation(_))
-        ));
+        assert!(matches!(ask(&mut table, 0), Ask::Refused(Refused::Activation(_))));
     }
 
     #[test]
     fn the_first_reason_to_close_wins_and_the_instances_are_taken_once() {
         let mut table = active(2);
-        assert_eq!(
-            table.close(EndReason::Cancelled).map(|taken| taken.len()),
-            Some(2)
-        );
+        assert_eq!(table.close(EndReason::Cancelled).map(|taken| taken.len()), Some(2));
         assert!(table.close(EndReason::Finished).is_none());
         assert_eq!(table.closing(), Some(EndReason::Cancelled));
-        assert!(matches!(
-            ask(&mut table, 0),
-            Ask::Refused(Refused::Ended(EndReason::Cancelled))
-        ));
+        assert!(matches!(ask(&mut table, 0), Ask::Refused(Refused::Ended(EndReason::Cancelled))));
         assert_eq!(table.retire(0, 1, Why::Host), Retired::Nothing);
     }
 
@@ -594,10 +514,7 @@ mod tests {
         let mut table = active(1);
         table.depend(0);
         table.depend(0);
-        assert_eq!(
-            table.close(EndReason::Finished).map(|taken| taken.len()),
-            Some(0)
-        );
+        assert_eq!(table.close(EndReason::Finished).map(|taken| taken.len()), Some(0));
         assert_eq!(table.release(0), None);
         assert_eq!((table.open(), table.is_busy(0)), (1, true));
         assert_eq!(table.release(0), Some("instance"));
@@ -608,10 +525,7 @@ mod tests {
         let mut table = active(1);
         table.depend(0);
         assert_eq!(table.release(0), None);
-        assert_eq!(
-            table.close(EndReason::Finished).map(|taken| taken.len()),
-            Some(1)
-        );
+        assert_eq!(table.close(EndReason::Finished).map(|taken| taken.len()), Some(1));
     }
 
     #[test]
@@ -622,11 +536,7 @@ mod tests {
         table.settle(0);
         assert!(matches!(ask(&mut table, 0), Ask::Start(0, ())));
         table.commit(0, "second");
-        assert_eq!(
-            table.retire(0, 1, tainted()),
-            Retired::Nothing,
-            "a call of the first instance"
-        );
+        assert_eq!(table.retire(0, 1, tainted()), Retired::Nothing, "a call of the first instance");
         assert_eq!(table.retire(0, 2, tainted()), Retired::Start("second"));
         table.settle(0);
         let Ask::Refused(Refused::Activation(error)) = ask(&mut table, 0) else {
@@ -641,10 +551,7 @@ mod tests {
         let mut table = Table::new();
         for (tool, name) in ["a", "b", "c"].into_iter().enumerate() {
             let key = Key::Tool(u32::try_from(tool).unwrap());
-            assert!(matches!(
-                table.ask(&key, name, false, LIMITS, || ()),
-                Ask::Start(..)
-            ));
+            assert!(matches!(table.ask(&key, name, false, LIMITS, || ()), Ask::Start(..)));
         }
         table.wait_on(0, 1).unwrap();
         table.wait_on(1, 2).unwrap();

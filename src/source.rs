@@ -1,3 +1,4 @@
-//! Where tools come from. A source knows the traits, the contexts, the descriptors and the errors, and nothing above.
+//! Where tools come from. A source knows the traits, the contexts, the descriptors and the errors,
+//! and nothing above.
 
 pub(crate) mod function;

@@ -1,7 +1,8 @@
 //! Probe tools, contexts and a keeper for tests (feature `test-util`).
 //!
-//! A [`Probe`] is a tool with a gate at every stage: it can succeed, fail, panic, be slow, hang or block there. It keeps
-//! its own counts, so that a test can check the runtime's ledger against what really happened.
+//! A [`Probe`] is a tool with a gate at every stage: it can succeed, fail, panic, be slow, hang or
+//! block there. It keeps its own counts, so that a test can check the runtime's ledger against what
+//! really happened.
 //!
 //! ```
 //! use serde_json::json;
@@ -64,7 +65,8 @@ pub enum Step {
     YieldPanic(u32),
     /// Waits until the token is cancelled, then goes on.
     Until(CancellationToken),
-    /// Waits until the context says that it is cancelled, then goes on. As [`Never`](Self::Never) in `deactivate`.
+    /// Waits until the context says that it is cancelled, then goes on. As [`Never`](Self::Never)
+    /// in `deactivate`.
     UntilCancelled,
     /// As [`UntilCancelled`](Self::UntilCancelled), then panics.
     UntilCancelledPanic,
@@ -115,10 +117,7 @@ struct Inner {
 }
 
 #[derive(Clone)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent switches of a probe"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches of a probe")]
 struct Config {
     capability: ToolCapability,
     immediate: bool,
@@ -172,7 +171,8 @@ impl Probe {
         self
     }
 
-    /// What it does in `activate`: one step each time, the last one for ever. Can be changed at any time.
+    /// What it does in `activate`: one step each time, the last one for ever. Can be changed at any
+    /// time.
     #[must_use]
     pub fn on_activate(self, steps: impl Into<Vec<Step>>) -> Self {
         let steps = steps.into();
@@ -261,8 +261,9 @@ impl Probe {
         *lock(&self.0.counts)
     }
 
-    /// Checks its own law: every activation that returned `Ok` was deactivated exactly once, never two at a time, nothing
-    /// was executed afterwards, and nothing was deactivated before what was built on it.
+    /// Checks its own law: every activation that returned `Ok` was deactivated exactly once, never
+    /// two at a time, nothing was executed afterwards, and nothing was deactivated before what was
+    /// built on it.
     ///
     /// # Panics
     ///
@@ -275,18 +276,9 @@ impl Probe {
             counts.activated, counts.deactivations,
             "`{name}`: activated and deactivated differ: {counts:?}"
         );
-        assert_eq!(
-            counts.doubled, 0,
-            "`{name}` was deactivated twice: {counts:?}"
-        );
-        assert_eq!(
-            counts.overlapping, 0,
-            "`{name}` was active twice at once: {counts:?}"
-        );
-        assert_eq!(
-            counts.late, 0,
-            "`{name}` was executed after its deactivation: {counts:?}"
-        );
+        assert_eq!(counts.doubled, 0, "`{name}` was deactivated twice: {counts:?}");
+        assert_eq!(counts.overlapping, 0, "`{name}` was active twice at once: {counts:?}");
+        assert_eq!(counts.late, 0, "`{name}` was executed after its deactivation: {counts:?}");
         assert_eq!(
             counts.out_of_order, 0,
             "`{name}` was deactivated under its dependents: {counts:?}"
@@ -328,10 +320,8 @@ impl Probe {
                 let other = other.clone();
                 async move { other.make(&ctx).await.map(SharedProbe) }
             };
-            let shared: Arc<SharedProbe> = ctx
-                .shared(&name, make)
-                .await
-                .inspect_err(|_| alive.failed = true)?;
+            let shared: Arc<SharedProbe> =
+                ctx.shared(&name, make).await.inspect_err(|_| alive.failed = true)?;
             held.push(Dependent::new(&shared.0));
         }
         let passed = pass(step, "activate", ctx.cancellation_token()).await;
@@ -376,12 +366,7 @@ impl<'a> Alive<'a> {
             probe.count(|counts| counts.overlapping += 1);
         }
         alive.push(plan);
-        Self {
-            probe,
-            plan,
-            failed: false,
-            done: false,
-        }
+        Self { probe, plan, failed: false, done: false }
     }
 }
 
@@ -449,11 +434,8 @@ impl Tool for ProbeTool {
         if !self.immediate {
             return None;
         }
-        let (gone, held, bomb) = (
-            AtomicBool::new(false),
-            Mutex::default(),
-            Bomb(AtomicBool::new(false)),
-        );
+        let (gone, held, bomb) =
+            (AtomicBool::new(false), Mutex::default(), Bomb(AtomicBool::new(false)));
         Some(Arc::new(ProbeInstance {
             probe: self.probe.clone(),
             plan: 0,
@@ -546,10 +528,7 @@ impl ToolInstance for ProbeInstance {
         input: &Value,
     ) -> Result<ToolOutput, ToolFailure> {
         self.probe.count(|counts| counts.executions += 1);
-        let mut execution = Execution {
-            instance: self,
-            done: false,
-        };
+        let mut execution = Execution { instance: self, done: false };
         execution.look();
         if lock(&self.probe.0.config).taints {
             ctx.taint("the probe taints");
@@ -633,7 +612,8 @@ async fn pass(step: Step, stage: &str, token: CancellationToken) -> Result<(), T
 
 // ===== contexts =====
 
-/// A context as an execution in that plan would have it, to test an instance by itself. Its call number is 0.
+/// A context as an execution in that plan would have it, to test an instance by itself. Its call
+/// number is 0.
 pub fn execution_context(plan: &PlanHandle) -> ToolExecutionContext {
     ToolExecutionContext::new(&plan.scope, 0, u32::MAX, None, None)
 }

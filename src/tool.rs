@@ -14,9 +14,10 @@ use crate::error::{CallError, OutcomeCode, ToolCancelled, ToolRuntimeError};
 
 /// Something registered under a name: light, and able to become an instance.
 ///
-/// A *managed* tool has something to release, so the runtime activates it at most once per plan and deactivates it
-/// when the plan ends, by whatever way. An *immediate* tool returns its one instance from
-/// [`immediate`](Self::immediate) and costs nothing per plan; its `activate` and `deactivate` are never called.
+/// A *managed* tool has something to release, so the runtime activates it at most once per plan and
+/// deactivates it when the plan ends, by whatever way. An *immediate* tool returns its one instance
+/// from [`immediate`](Self::immediate) and costs nothing per plan; its `activate` and `deactivate`
+/// are never called.
 ///
 /// # Examples
 ///
@@ -59,15 +60,17 @@ pub trait Tool: Send + Sync + 'static {
         None
     }
 
-    /// Makes the tool ready for one plan. Runs on the runtime's keeper, so what it opens lives until `deactivate`.
+    /// Makes the tool ready for one plan. Runs on the runtime's keeper, so what it opens lives
+    /// until `deactivate`.
     ///
-    /// The first poll may happen in the task that asked for the tool, inside the keeper's context. What must be undone
-    /// if this does not return `Ok` goes to [`ActivationContext::defer`]; `deactivate` is not called then.
+    /// The first poll may happen in the task that asked for the tool, inside the keeper's context.
+    /// What must be undone if this does not return `Ok` goes to [`ActivationContext::defer`];
+    /// `deactivate` is not called then.
     async fn activate(&self, ctx: &ActivationContext)
     -> Result<Arc<dyn ToolInstance>, ToolFailure>;
 
-    /// Whether activation and deactivation must never be polled by the task that asked for them. For tools that block
-    /// their thread or call `block_in_place` there.
+    /// Whether activation and deactivation must never be polled by the task that asked for them.
+    /// For tools that block their thread or call `block_in_place` there.
     fn off_thread(&self) -> bool {
         false
     }
@@ -87,8 +90,8 @@ pub trait ToolInstance: Send + Sync + 'static {
 
     /// Releases what `activate` made. Called exactly once, on the keeper, after the last execution.
     ///
-    /// It runs under its own deadline and never under the plan's cancelled token. An error, a panic or a hang is
-    /// reported and stops nothing else.
+    /// It runs under its own deadline and never under the plan's cancelled token. An error, a panic
+    /// or a hang is reported and stops nothing else.
     async fn deactivate(&self, ctx: &DeactivationContext) -> Result<(), ToolFailure> {
         let _ = ctx;
         Ok(())
@@ -129,8 +132,8 @@ pub trait SharedActivation: Send + Sync + 'static {
 
 /// What an author returns when a tool could not do its work.
 ///
-/// Any error converts with `?`; a cancellation and a refused nested call keep what they were. It is not an
-/// [`Error`] itself, which is what makes that conversion possible.
+/// Any error converts with `?`; a cancellation and a refused nested call keep what they were. It is
+/// not an [`Error`] itself, which is what makes that conversion possible.
 ///
 /// # Examples
 ///
@@ -174,12 +177,7 @@ pub enum FailureKind {
 impl ToolFailure {
     /// A failure of that kind, with a text for the model.
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            code: None,
-            source: None,
-        }
+        Self { kind, message: message.into(), code: None, source: None }
     }
 
     /// The work failed.
@@ -257,16 +255,10 @@ impl<E: Error + Send + Sync + 'static> From<E> for ToolFailure {
         } else {
             (
                 FailureKind::Failed,
-                any.downcast_ref::<ToolRuntimeError>()
-                    .map(ToolRuntimeError::code),
+                any.downcast_ref::<ToolRuntimeError>().map(ToolRuntimeError::code),
             )
         };
-        Self {
-            kind,
-            message: error.to_string(),
-            code,
-            source: Some(Arc::new(error)),
-        }
+        Self { kind, message: error.to_string(), code, source: Some(Arc::new(error)) }
     }
 }
 
@@ -285,18 +277,16 @@ pub struct ToolOutput {
 impl ToolOutput {
     /// An output without metadata.
     pub fn new(value: Value) -> Self {
-        Self {
-            value,
-            metadata: Map::new(),
-        }
+        Self { value, metadata: Map::new() }
     }
 
-    /// Any value that is JSON when serialised. A number that JSON does not have (NaN, an infinity) becomes null: what
-    /// `serde_json` makes of it.
+    /// Any value that is JSON when serialised. A number that JSON does not have (NaN, an infinity)
+    /// becomes null: what `serde_json` makes of it.
     ///
     /// # Errors
     ///
-    /// A failure of the kind [`InvalidOutput`](FailureKind::InvalidOutput) when it is not: keys that are no strings.
+    /// A failure of the kind [`InvalidOutput`](FailureKind::InvalidOutput) when it is not: keys
+    /// that are no strings.
     pub fn json<T: Serialize>(value: T) -> Result<Self, ToolFailure> {
         let value = serde_json::to_value(value).map_err(|error| {
             ToolFailure::new(
@@ -342,13 +332,7 @@ pub struct ToolResult {
 impl ToolResult {
     pub(crate) fn succeeded(output: ToolOutput) -> Self {
         let ToolOutput { value, metadata } = output;
-        Self {
-            success: true,
-            output: value,
-            error: None,
-            duration_ms: 0.0,
-            metadata,
-        }
+        Self { success: true, output: value, error: None, duration_ms: 0.0, metadata }
     }
 
     pub(crate) fn failed(code: OutcomeCode, error: impl Into<String>) -> Self {
@@ -367,10 +351,7 @@ impl ToolResult {
         if self.success {
             "ok"
         } else {
-            self.metadata
-                .get("code")
-                .and_then(Value::as_str)
-                .unwrap_or("execution")
+            self.metadata.get("code").and_then(Value::as_str).unwrap_or("execution")
         }
     }
 
@@ -385,9 +366,6 @@ impl ToolResult {
         }
         let code =
             OutcomeCode::deserialize(Value::from(self.code())).unwrap_or(OutcomeCode::Execution);
-        Err(ToolRuntimeError::Execution {
-            code,
-            message: self.error.unwrap_or_default(),
-        })
+        Err(ToolRuntimeError::Execution { code, message: self.error.unwrap_or_default() })
     }
 }

@@ -10,8 +10,8 @@ use crate::error::OutcomeCode;
 use crate::name::ToolName;
 use crate::registry::Snapshot;
 
-/// What happened in one call. Exactly one for each call that was polled while its plan was open, refused and
-/// abandoned ones too.
+/// What happened in one call. Exactly one for each call that was polled while its plan was open,
+/// refused and abandoned ones too.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ToolExecutionTrace {
@@ -109,7 +109,8 @@ impl PlanLog {
         self.rare.get_or_insert_default()
     }
 
-    /// Keeps a trace; the oldest goes when there are `cap` of them. Gives the call's state back, where it had one.
+    /// Keeps a trace; the oldest goes when there are `cap` of them. Gives the call's state back,
+    /// where it had one.
     pub(crate) fn record(&mut self, record: Record, cap: usize) -> Option<Arc<CallState>> {
         let call = record.call;
         if self.records.len() >= cap {
@@ -135,26 +136,16 @@ impl PlanLog {
     /// The state of a call that asked for one.
     pub(crate) fn known_state(&self, call: u64) -> Option<Arc<CallState>> {
         let states = &self.rare.as_ref()?.states;
-        states
-            .iter()
-            .find(|(of, _)| *of == call)
-            .map(|(_, state)| Arc::clone(state))
+        states.iter().find(|(of, _)| *of == call).map(|(_, state)| Arc::clone(state))
     }
 
     pub(crate) fn change(&mut self, tool: ToolName, call_id: u64, change: Change) {
-        self.rare().changes.push(RecordedChange {
-            tool,
-            call_id,
-            change,
-        });
+        self.rare().changes.push(RecordedChange { tool, call_id, change });
     }
 
     /// The changes, to be read.
     pub(crate) fn changes(&self) -> Vec<RecordedChange> {
-        self.rare
-            .as_ref()
-            .map(|rare| rare.changes.clone())
-            .unwrap_or_default()
+        self.rare.as_ref().map(|rare| rare.changes.clone()).unwrap_or_default()
     }
 
     /// How many traces had to go because of the cap.
@@ -179,9 +170,7 @@ impl PlanLog {
                 plan_id,
                 call_id: record.call,
                 parent_call_id: (record.parent != 0).then_some(record.parent),
-                tool: named
-                    .or_else(|| text.map(|text| text.name.clone()))
-                    .unwrap_or_default(),
+                tool: named.or_else(|| text.map(|text| text.name.clone())).unwrap_or_default(),
                 started: began + record.after,
                 duration: record.took,
                 outcome: record.outcome,
@@ -204,7 +193,8 @@ pub struct DeactivationRecord {
     pub generation: u32,
     /// How it went.
     pub outcome: DeactivationOutcome,
-    /// An execution was still being polled when `deactivate` was called: the tool blocked its thread.
+    /// An execution was still being polled when `deactivate` was called: the tool blocked its
+    /// thread.
     pub overrun: bool,
     /// How long `deactivate` took.
     pub took: Duration,

@@ -16,8 +16,9 @@ use crate::descriptor::{ResourceSlot, ToolCapability, ToolDescriptor};
 use crate::name::ToolName;
 use crate::tool::{Tool, ToolFailure, ToolInstance, ToolOutput};
 
-/// A description of a function tool; [`handler`](Self::handler), [`handler_with`](Self::handler_with) or
-/// [`function`](Self::function) makes the tool of it. Input and output schemas come from the types.
+/// A description of a function tool; [`handler`](Self::handler),
+/// [`handler_with`](Self::handler_with) or [`function`](Self::function) makes the tool of it. Input
+/// and output schemas come from the types.
 ///
 /// # Examples
 ///
@@ -48,8 +49,8 @@ impl ToolSpec {
     ///
     /// # Panics
     ///
-    /// When the text is no name; see [`ToolName::parse`]. For a name that is not written in the source use
-    /// [`named`](Self::named).
+    /// When the text is no name; see [`ToolName::parse`]. For a name that is not written in the
+    /// source use [`named`](Self::named).
     #[track_caller]
     pub fn new(name: &str) -> Self {
         match ToolName::parse(name) {
@@ -60,9 +61,7 @@ impl ToolSpec {
 
     /// A tool of that name.
     pub fn named(name: ToolName) -> Self {
-        Self {
-            descriptor: ToolDescriptor::new(name),
-        }
+        Self { descriptor: ToolDescriptor::new(name) }
     }
 
     /// Says what the tool does, for a model to read.
@@ -113,10 +112,7 @@ impl ToolSpec {
         F: Fn(ToolExecutionContext, A) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<O, ToolFailure>> + Send + 'static,
     {
-        self.typed::<A, O>(Typed {
-            handler,
-            types: PhantomData::<fn(A) -> O>,
-        })
+        self.typed::<A, O>(Typed { handler, types: PhantomData::<fn(A) -> O> })
     }
 
     /// Makes the tool of an async function or closure that shares state.
@@ -145,10 +141,7 @@ impl ToolSpec {
         let mut descriptor = self.descriptor;
         descriptor.input_schema = Some(schemars::schema_for!(A).to_value());
         descriptor.output_schema = Some(schemars::schema_for!(O).to_value());
-        FunctionTool {
-            descriptor,
-            instance: Arc::new(instance),
-        }
+        FunctionTool { descriptor, instance: Arc::new(instance) }
     }
 }
 
@@ -160,9 +153,7 @@ pub struct FunctionTool {
 
 impl std::fmt::Debug for FunctionTool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FunctionTool")
-            .field("name", &self.descriptor.name)
-            .finish_non_exhaustive()
+        f.debug_struct("FunctionTool").field("name", &self.descriptor.name).finish_non_exhaustive()
     }
 }
 

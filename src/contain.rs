@@ -55,6 +55,33 @@ impl<'a, T, M: FnOnce() -> BoxFuture<'a, T>> Contained<'a, T, M> {
     pub(crate) fn new(make: M) -> Self {
         Self { make: Some(make), future: None }
     }
+
+    /// Polls, and puts the value straight into its place: carrying it out through the catch costs
+    /// more than the catch. True when it is done; a panic in the drop of the future comes after its
+    /// value.
+    pub(crate) fn poll_into(
+        &mut self,
+        place: &mut Option<T>,
+        cx: &mut Context<'_>,
+    ) -> Result<bool, String> {
+        let polled = contain(|| {
+            if let Some(make) = self.make.take() {
+                self.future = Some(make());
+            }
+            let future =
+                self.future.as_mut().expect("BUG: a contained future was polled after it was done");
+            let Poll::Ready(value) = future.as_mut().poll(cx) else {
+                return false;
+            };
+            *place = Some(value);
+            self.future = None;
+            true
+        });
+        if polled.is_err() {
+            drop_contained(self.future.take());
+        }
+        polled
+    }
 }
 
 /// `make` is moved out before it runs and never pinned.
@@ -64,27 +91,12 @@ impl<'a, T, M: FnOnce() -> BoxFuture<'a, T>> Future for Contained<'a, T, M> {
     type Output = Result<T, Panicked<T>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        let polled = contain(|| {
-            if let Some(make) = this.make.take() {
-                this.future = Some(make());
-            }
-            this.future
-                .as_mut()
-                .expect("BUG: a contained future was polled after it was done")
-                .as_mut()
-                .poll(cx)
-        });
-        match polled {
-            Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(value)) => Poll::Ready(match contain(|| this.future = None) {
-                Ok(()) => Ok(value),
-                Err(text) => Err(Panicked { text, value: Some(value) }),
-            }),
-            Err(text) => {
-                drop_contained(this.future.take());
-                Poll::Ready(Err(Panicked { text, value: None }))
-            }
+        let mut value = None;
+        let polled = self.poll_into(&mut value, cx);
+        match (polled, value) {
+            (Ok(_), Some(value)) => Poll::Ready(Ok(value)),
+            (Ok(_), None) => Poll::Pending,
+            (Err(text), value) => Poll::Ready(Err(Panicked { text, value })),
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::change::Change;
 use crate::contain::BoxFuture;
 use crate::descriptor::BoundResource;
 use crate::error::{CallError, EndReason, ToolCancelled, ToolRuntimeError};
-use crate::execute::{self, CallOptions, Frame};
+use crate::execute::{self, Call, CallOptions, Frame};
 use crate::obligation::{Active, Attempt};
 use crate::plan::{Plan, PlanOptions};
 use crate::scope::PlanScope;
@@ -314,6 +314,11 @@ impl ToolExecutionContext {
         }
     }
 
+    /// The instance, where it is a managed one.
+    pub(crate) fn active(&self) -> Option<&Active> {
+        self.active.as_deref()
+    }
+
     fn state(&self) -> Arc<CallState> {
         lock(&self.scope.log).state(self.call, CallState::new)
     }
@@ -412,8 +417,14 @@ impl ToolExecutionContext {
     /// As there.
     pub async fn execute_nested(&self, name: &str, input: &Value) -> Result<ToolResult, CallError> {
         let frame = Arc::new(Frame::new(self.call, self.tool, self.parent.clone()));
-        let options = CallOptions::new().token(self.cancellation_token());
-        Box::pin(execute::call(&self.scope, name, input, &options, Some(frame))).await
+        let call = Call {
+            scope: &self.scope,
+            name,
+            input,
+            options: CallOptions::new().token(self.cancellation_token()),
+            above: Some(frame),
+        };
+        Box::pin(execute::call(&call)).await
     }
 
     /// Begins a plan under the call's plan, for a tool that is an agent itself: never with more

@@ -3,8 +3,6 @@
 //! Everything cheap that can refuse stands before anything that costs or acts. A guard made in room
 //! 1 writes the trace, whatever happens after. There is no other way to execute a tool.
 
-use std::fmt;
-use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -14,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
-use crate::contain::{BoxFuture, Contained, Panicked, drop_contained};
+use crate::contain::{BoxFuture, Contained, drop_contained};
 use crate::context::ToolExecutionContext;
 use crate::error::{
     ActivationError, ActivationPhase, CallError, OutcomeCode, ToolCancelled, ToolRuntimeError,
@@ -27,8 +25,8 @@ use crate::registry::ToolEntry;
 use crate::scope::{PlanScope, ended_error};
 use crate::slot::{Key, Refused, SlotId, Why};
 use crate::sync::lock;
-use crate::tool::{FailureKind, ToolFailure, ToolInstance, ToolOutput, ToolResult};
-use crate::trace::{Record, RecordText};
+use crate::tool::{FailureKind, ToolFailure, ToolOutput, ToolResult};
+use crate::trace::{NO_TOOL, Record, RecordText};
 
 /// The deepest nesting of calls.
 const MOST_DEPTH: u32 = 16;
@@ -91,8 +89,11 @@ impl Frame {
     }
 }
 
-/// Why a call does not reach its end.
-enum Stop {
+/// Why a call does not reach its end. One word, because every await hands it on; only a call that
+/// stops pays for it.
+struct Stop(Box<Stopped>);
+
+enum Stopped {
     /// The tool or the model did wrong: a result to show the model.
     Failed(OutcomeCode, String),
     /// The host must know.
@@ -101,23 +102,35 @@ enum Stop {
 
 impl<E: Into<CallError>> From<E> for Stop {
     fn from(error: E) -> Self {
-        Self::Err(error.into())
+        Self(Box::new(Stopped::Err(error.into())))
     }
 }
 
+impl Stop {
+    fn failed(code: OutcomeCode, message: String) -> Self {
+        Self(Box::new(Stopped::Failed(code, message)))
+    }
+}
+
+/// What is asked for, and in which plan. It stays where the caller made it; the rooms borrow it.
+pub(crate) struct Call<'a> {
+    pub(crate) scope: &'a Arc<PlanScope>,
+    pub(crate) name: &'a str,
+    pub(crate) input: &'a Value,
+    pub(crate) options: CallOptions,
+    /// The calls above a nested one.
+    pub(crate) above: Option<Arc<Frame>>,
+}
+
 /// Executes a tool: the one way.
-pub(crate) async fn call(
-    scope: &Arc<PlanScope>,
-    name: &str,
-    input: &Value,
-    options: &CallOptions,
-    above: Option<Arc<Frame>>,
-) -> Result<ToolResult, CallError> {
+pub(crate) async fn call(call: &Call<'_>) -> Result<ToolResult, CallError> {
     // 1 open
-    let mut lease = enter(scope)?;
-    let mut record = CallRecord::begin(scope, lease.call(), name, above.as_deref());
+    let Some(mut lease) = enter(call.scope) else {
+        return Err(call.scope.ended_error());
+    };
+    let mut record = CallRecord::begin(call, lease.call());
     let ended = {
-        let rooms = pin!(rooms(scope, name, input, options, above.as_ref(), &mut record));
+        let rooms = pin!(rooms(call, &mut record));
         lease.run(rooms).await
     };
     record.close(ended)
@@ -125,7 +138,7 @@ pub(crate) async fn call(
 
 /// Activates a tool by hand: the same rooms, up to the activation.
 pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), CallError> {
-    let mut lease = enter(scope)?;
+    let mut lease = enter(scope).ok_or_else(|| scope.ended_error())?;
     let rooms = pin!(async {
         let tool = scope.tools.resolve(name)?;
         let settings = scope.settings();
@@ -143,26 +156,20 @@ pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), C
 }
 
 /// Room 1.
-fn enter(scope: &Arc<PlanScope>) -> Result<Lease<&Gate>, CallError> {
+fn enter(scope: &Arc<PlanScope>) -> Option<Lease<&Gate>> {
     scope.notice_tokens();
-    scope.gate.enter().ok_or_else(|| scope.ended_error())
+    scope.gate.enter()
 }
 
-async fn rooms(
-    scope: &Arc<PlanScope>,
-    name: &str,
-    input: &Value,
-    options: &CallOptions,
-    above: Option<&Arc<Frame>>,
-    record: &mut CallRecord<'_>,
-) -> Result<ToolOutput, Stop> {
+async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop> {
+    let (scope, options, above) = (call.scope, &call.options, call.above.as_ref());
     if options.token.as_ref().is_some_and(CancellationToken::is_cancelled) {
         record.cancelled = true;
         return Err(ToolCancelled.into());
     }
 
     // 2 resolve
-    let tool = scope.tools.resolve(name)?;
+    let tool = scope.tools.resolve(call.name)?;
     record.tool = Some(tool.id);
 
     // 3 gate
@@ -175,69 +182,82 @@ async fn rooms(
     }
 
     // 4 check input
-    if !input.is_object() {
-        let message = format!("the input must be a JSON object, it is {}", kind_of(input));
-        return Err(Stop::Failed(OutcomeCode::InvalidInput, message));
+    if !call.input.is_object() {
+        let kind = kind_of(call.input);
+        let message = format!("the input must be a JSON object, it is {kind}");
+        return Err(Stop::failed(OutcomeCode::InvalidInput, message));
     }
 
     // 5 approve
     let approved = approve(&admitted, &tool.descriptor)?;
 
     // 6 permit
-    let limit = [options.timeout, settings.call_timeout, tool.descriptor.call_timeout]
-        .into_iter()
-        .flatten()
-        .min();
+    let limit = least(options.timeout, settings.call_timeout);
+    let limit = least(limit, tool.descriptor.call_timeout);
     let mut interrupts =
         Interrupts { scope, token: options.token.as_ref(), limit, began: record.began };
-    let _permits = permits(tool, above, &mut interrupts).await?;
+    let _of_the_plan = match &settings.permits {
+        Some(permits) if above.is_none() => {
+            let asked = Instant::now();
+            let permit = permit(permits, tool, "plan", &interrupts, None).await?;
+            // That wait does not count as time of the call.
+            interrupts.began += asked.elapsed();
+            Some(permit)
+        }
+        _ => None,
+    };
+    let _of_the_tool = match &tool.permits {
+        Some(permits) if !above.is_some_and(|frame| frame.holds(tool.id)) => {
+            Some(permit(permits, tool, "tool", &interrupts, interrupts.left()).await?)
+        }
+        _ => None,
+    };
 
     // 7 checkpoint: comes with the checkpointer; until then the gate refuses what would need one.
 
     // 8 activate
-    let mut instance = instance(tool, approved, &interrupts).await?;
+    let mut managed = None;
+    while tool.immediate.is_none() && managed.is_none() {
+        let active = scope.inner().slots.active(&Key::Tool(tool.id)).cloned();
+        let active = match active {
+            Some(active) => active,
+            // Boxed: the cold path must not make the future of every call larger.
+            None => Box::pin(activated(tool, &approved, &interrupts)).await?,
+        };
+        // An instance that is being retired lets nobody in, and is out of its slot: ask again.
+        managed = Lease::new(InstanceGate(active));
+    }
 
     // 9 execute
     record.reached = true;
-    record.instance = instance.place();
-    let ctx = ToolExecutionContext::new(scope, record.call, tool.id, above, instance.active());
-    let ended = execute(&mut instance, &ctx, input, &interrupts).await;
+    let active = managed.as_ref().map(|lease| &lease.holder().0);
+    record.instance = active.map(|active| (active.slot, active.generation));
+    let ctx = ToolExecutionContext::new(scope, record.call, tool.id, above, active);
+    let given = &mut record.given;
+    let ended = execute(tool, &ctx, call.input, managed.as_mut(), &interrupts, given).await;
     record.cancelled = interrupts.cancelled_error().is_some();
-    let output = match ended {
-        Ended::Output(output) => output,
-        ended => return Err(without_output(ended, tool, &interrupts)),
+    if let Err(broken) = ended {
+        return Err(without_output(*broken, tool, &interrupts));
+    }
+    let output = match &mut record.given {
+        Some(Ok(output)) => output,
+        failed => return Err(failure(failed.take(), &interrupts)),
     };
 
     // 10 check output, 11 limit: come with the schemas.
     record.size = size_of(&output.value);
-    Ok(output)
+    Ok(())
 
     // 12 record: the guard, in whose hands the result goes.
 }
 
 // ===== room 6: permit =====
 
-/// The plan's permit and the tool's, where they have a limit.
-type Permits<'a> = (Option<SemaphorePermit<'a>>, Option<SemaphorePermit<'a>>);
-
-/// The plan's permit, whose wait does not count as call time, then the tool's.
-async fn permits<'a>(
-    tool: &'a ToolEntry,
-    above: Option<&Arc<Frame>>,
-    interrupts: &mut Interrupts<'a>,
-) -> Result<Permits<'a>, Stop> {
-    let mut permits: Permits<'a> = (None, None);
-    if let (Some(semaphore), None) = (&interrupts.scope.settings().permits, above) {
-        let asked = Instant::now();
-        permits.0 = Some(permit(semaphore, tool, "plan", interrupts, None).await?);
-        interrupts.began += asked.elapsed();
+fn least(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
     }
-    if let Some(semaphore) = &tool.permits {
-        if !above.is_some_and(|frame| frame.holds(tool.id)) {
-            permits.1 = Some(permit(semaphore, tool, "tool", interrupts, interrupts.left()).await?);
-        }
-    }
-    Ok(permits)
 }
 
 async fn permit<'a>(
@@ -247,9 +267,19 @@ async fn permit<'a>(
     interrupts: &Interrupts<'_>,
     left: Option<Duration>,
 ) -> Result<SemaphorePermit<'a>, Stop> {
-    if let Ok(permit) = semaphore.try_acquire() {
-        return Ok(permit);
+    match semaphore.try_acquire() {
+        Ok(permit) => Ok(permit),
+        Err(_) => Box::pin(late_permit(semaphore, tool, whose, interrupts, left)).await,
     }
+}
+
+async fn late_permit<'a>(
+    semaphore: &'a Semaphore,
+    tool: &ToolEntry,
+    whose: &str,
+    interrupts: &Interrupts<'_>,
+    left: Option<Duration>,
+) -> Result<SemaphorePermit<'a>, Stop> {
     let most = interrupts.scope.settings().permit_wait;
     let wait = left.map_or(most, |left| left.min(most));
     let scope = interrupts.scope;
@@ -269,51 +299,9 @@ fn over(tool: &ToolEntry, concurrency: bool, reason: String) -> ToolRuntimeError
 
 // ===== room 8: activate =====
 
-/// What is going to be executed: the one instance of an immediate tool, or a managed one under its
-/// own lease.
-enum Instance<'a> {
-    Immediate(&'a Arc<dyn ToolInstance>),
-    Managed(Lease<InstanceGate>),
-}
-
-impl Instance<'_> {
-    fn active(&self) -> Option<&Arc<Active>> {
-        match self {
-            Self::Immediate(_) => None,
-            Self::Managed(lease) => Some(&lease.holder().0),
-        }
-    }
-
-    fn place(&self) -> Option<(SlotId, u32)> {
-        self.active().map(|active| (active.slot, active.generation))
-    }
-}
-
-async fn instance<'a>(
-    tool: &'a Arc<ToolEntry>,
-    _approved: Approved,
-    interrupts: &Interrupts<'_>,
-) -> Result<Instance<'a>, Stop> {
-    if let Some(instance) = &tool.immediate {
-        return Ok(Instance::Immediate(instance));
-    }
-    let scope = interrupts.scope;
-    loop {
-        let active = scope.inner().slots.active(&Key::Tool(tool.id)).cloned();
-        let active = match active {
-            Some(active) => active,
-            // Boxed: the cold path must not make the future of every call larger.
-            None => Box::pin(activated(tool, interrupts)).await?,
-        };
-        // An instance that is being retired lets nobody in, and is out of its slot: ask again.
-        if let Some(lease) = Lease::new(InstanceGate(active)) {
-            return Ok(Instance::Managed(lease));
-        }
-    }
-}
-
 async fn activated(
     tool: &Arc<ToolEntry>,
+    _approved: &Approved,
     interrupts: &Interrupts<'_>,
 ) -> Result<Arc<Active>, Stop> {
     tokio::select! {
@@ -349,9 +337,11 @@ fn refused_error(tool: &ToolEntry, refused: Refused) -> CallError {
 
 // ===== room 9: execute =====
 
-enum Ended {
-    Output(ToolOutput),
-    Failed(ToolFailure),
+/// What a tool gave.
+type Given = Option<Result<ToolOutput, ToolFailure>>;
+
+/// Why a tool gave nothing.
+enum Broken {
     Panicked(String),
     /// The call's deadline passed.
     Deadline(Duration),
@@ -361,90 +351,96 @@ enum Ended {
     Retired,
 }
 
-/// Runs the instance in the caller's task, under its own lease where it is managed.
+/// Runs the instance in the caller's task, under its own lease where it is managed. What it gives
+/// goes to its place.
 async fn execute(
-    instance: &mut Instance<'_>,
+    tool: &ToolEntry,
     ctx: &ToolExecutionContext,
     input: &Value,
+    managed: Option<&mut Lease<InstanceGate>>,
     interrupts: &Interrupts<'_>,
-) -> Ended {
-    match instance {
-        Instance::Immediate(instance) => {
-            raced(Contained::new(|| instance.execute(ctx, input)), ctx, interrupts).await
-        }
-        Instance::Managed(lease) => {
-            let active = Arc::clone(&lease.holder().0);
-            let Held::Tool(instance) = active.held() else {
-                unreachable!("BUG: a tool's slot holds a tool");
-            };
-            let work =
-                pin!(raced(Contained::new(|| instance.execute(ctx, input)), ctx, interrupts));
-            lease.run(work).await.unwrap_or(Ended::Retired)
-        }
-    }
+    given: &mut Given,
+) -> Result<(), Box<Broken>> {
+    let Some(lease) = managed else {
+        let instance = tool.immediate.as_ref();
+        let instance = instance.expect("BUG: a managed tool runs under a lease");
+        let work = Contained::new(|| instance.execute(ctx, input));
+        return raced(work, ctx, interrupts, given).await;
+    };
+    let Some(Held::Tool(instance)) = ctx.active().map(Active::held) else {
+        unreachable!("BUG: a tool's slot holds a tool");
+    };
+    let work = Contained::new(|| instance.execute(ctx, input));
+    let work = pin!(raced(work, ctx, interrupts, given));
+    let ended = lease.run(work).await;
+    ended.unwrap_or_else(|| Err(Box::new(Broken::Retired)))
 }
 
 /// Races the tool against the deadline and the token. Neither is looked at before the tool is
 /// pending for the first time.
 async fn raced<'a>(
-    work: Contained<
+    mut work: Contained<
         'a,
         Result<ToolOutput, ToolFailure>,
         impl FnOnce() -> BoxFuture<'a, Result<ToolOutput, ToolFailure>>,
     >,
     ctx: &ToolExecutionContext,
     interrupts: &Interrupts<'_>,
-) -> Ended {
-    let mut work = pin!(work);
-    let mut interrupt = pin!(None);
+    given: &mut Given,
+) -> Result<(), Box<Broken>> {
+    let mut interrupt: Option<BoxFuture<'_, Broken>> = None;
     std::future::poll_fn(|cx| {
-        if let Poll::Ready(ended) = work.as_mut().poll(cx) {
-            return Poll::Ready(match ended {
-                Ok(Ok(output)) => Ended::Output(output),
-                Ok(Err(failure)) => Ended::Failed(failure),
-                Err(Panicked { text, .. }) => Ended::Panicked(text),
-            });
+        match work.poll_into(given, cx) {
+            Ok(true) => return Poll::Ready(Ok(())),
+            Ok(false) => {}
+            Err(text) => {
+                drop_contained(given.take());
+                return Poll::Ready(Err(Box::new(Broken::Panicked(text))));
+            }
         }
         if interrupts.is_none() {
             return Poll::Pending;
         }
-        if interrupt.is_none() {
-            interrupt.set(Some(interrupts.interrupt(ctx)));
-        }
-        interrupt.as_mut().as_pin_mut().map_or(Poll::Pending, |interrupt| interrupt.poll(cx))
+        // Boxed: few calls have one, and it is larger than all the rest.
+        let interrupt = interrupt.get_or_insert_with(|| Box::pin(interrupts.interrupt(ctx)));
+        interrupt.as_mut().poll(cx).map(|broken| Err(Box::new(broken)))
     })
     .await
 }
 
-/// The outcome of a call whose tool gave no output.
-fn without_output(ended: Ended, tool: &ToolEntry, interrupts: &Interrupts<'_>) -> Stop {
+/// The outcome of a call whose tool gave a failure.
+fn failure(given: Given, interrupts: &Interrupts<'_>) -> Stop {
+    let Some(Err(failure)) = given else {
+        unreachable!("BUG: there is a failure");
+    };
+    let stop = match (failure.kind(), interrupts.cancelled_error()) {
+        (FailureKind::Cancelled, Some(error)) => error.into(),
+        // Nobody asked it to stop.
+        (FailureKind::Cancelled, None) => {
+            Stop::failed(OutcomeCode::Execution, failure.message().to_owned())
+        }
+        _ => Stop::failed(failure.code(), failure.message().to_owned()),
+    };
+    // The error behind it is the tool's.
+    drop_contained(failure);
+    stop
+}
+
+/// The outcome of a call whose tool gave nothing.
+fn without_output(broken: Broken, tool: &ToolEntry, interrupts: &Interrupts<'_>) -> Stop {
     let cancelled = interrupts.cancelled_error();
-    match ended {
-        Ended::Failed(failure) => {
-            let stop = match (failure.kind(), cancelled) {
-                (FailureKind::Cancelled, Some(error)) => Stop::Err(error),
-                // Nobody asked it to stop.
-                (FailureKind::Cancelled, None) => {
-                    Stop::Failed(OutcomeCode::Execution, failure.message().to_owned())
-                }
-                _ => Stop::Failed(failure.code(), failure.message().to_owned()),
-            };
-            // The error behind it is the tool's.
-            drop_contained(failure);
-            stop
+    match broken {
+        Broken::Panicked(text) => {
+            Stop::failed(OutcomeCode::Panic, format!("the tool panicked: {text}"))
         }
-        Ended::Panicked(text) => {
-            Stop::Failed(OutcomeCode::Panic, format!("the tool panicked: {text}"))
-        }
-        Ended::Deadline(limit) => {
+        Broken::Deadline(limit) => {
             let message = format!("`{}` did not finish within {limit:?}", tool.descriptor.name);
-            Stop::Failed(OutcomeCode::Timeout, message)
+            Stop::failed(OutcomeCode::Timeout, message)
         }
-        Ended::Cancelled => cancelled.unwrap_or(CallError::Cancelled(ToolCancelled)).into(),
-        Ended::Retired => {
+        Broken::Cancelled => cancelled.unwrap_or(CallError::Cancelled(ToolCancelled)).into(),
+        Broken::Retired => {
             cancelled.unwrap_or_else(|| refused_error(tool, Refused::Deactivated)).into()
         }
-        Ended::Output(_) => unreachable!("BUG: there is an output"),
     }
 }
 
@@ -500,15 +496,15 @@ impl Interrupts<'_> {
 
     /// While the tool runs: the deadline at once, the token after the tool had its grace. The
     /// plan's own end comes by the lease.
-    async fn interrupt(&self, ctx: &ToolExecutionContext) -> Ended {
+    async fn interrupt(&self, ctx: &ToolExecutionContext) -> Broken {
         let cancelled = async {
             self.cancelled().await;
             ctx.cancel();
             self.scope.core.sleep(self.scope.settings().deadlines.grace).await;
         };
         tokio::select! {
-            () = self.deadline() => Ended::Deadline(self.limit.unwrap_or_default()),
-            () = cancelled => Ended::Cancelled,
+            () = self.deadline() => Broken::Deadline(self.limit.unwrap_or_default()),
+            () = cancelled => Broken::Cancelled,
         }
     }
 }
@@ -535,15 +531,16 @@ struct CallRecord<'a> {
     cancelled: bool,
     size: usize,
     written: bool,
+    given: Given,
 }
 
 impl<'a> CallRecord<'a> {
-    fn begin(scope: &'a Arc<PlanScope>, call: u64, name: &'a str, above: Option<&Frame>) -> Self {
+    fn begin(call: &Call<'a>, number: u64) -> Self {
         Self {
-            scope,
-            call,
-            parent: above.map_or(0, |frame| frame.call),
-            name,
+            scope: call.scope,
+            call: number,
+            parent: call.above.as_ref().map_or(0, |frame| frame.call),
+            name: call.name,
             began: Instant::now(),
             tool: None,
             instance: None,
@@ -551,22 +548,26 @@ impl<'a> CallRecord<'a> {
             cancelled: false,
             size: 0,
             written: false,
+            given: None,
         }
     }
 
     /// Turns how the rooms ended into what the caller gets; trace and result agree.
-    fn close(mut self, ended: Option<Result<ToolOutput, Stop>>) -> Result<ToolResult, CallError> {
+    fn close(mut self, ended: Option<Result<(), Stop>>) -> Result<ToolResult, CallError> {
         let took = self.began.elapsed();
         let mut result = match ended {
-            Some(Ok(output)) => {
+            Some(Ok(())) => {
                 self.write(took, OutcomeCode::Ok, None);
-                ToolResult::succeeded(output)
+                let output = self.given.take().and_then(Result::ok);
+                ToolResult::succeeded(output.unwrap_or_default())
             }
-            Some(Err(Stop::Failed(code, message))) => {
-                self.write(took, code, Some(message.clone()));
-                ToolResult::failed(code, message)
-            }
-            Some(Err(Stop::Err(error))) => return Err(self.refuse(took, error)),
+            Some(Err(Stop(stopped))) => match *stopped {
+                Stopped::Failed(code, message) => {
+                    self.write(took, code, Some(message.clone()));
+                    ToolResult::failed(code, message)
+                }
+                Stopped::Err(error) => return Err(self.refuse(took, error)),
+            },
             // The hard end: the lease was revoked.
             None => {
                 self.cancelled = true;
@@ -598,9 +599,9 @@ impl<'a> CallRecord<'a> {
         let record = Record {
             call: self.call,
             parent: self.parent,
-            after: self.began.saturating_duration_since(scope.began),
-            took,
-            tool: self.tool,
+            after: nanoseconds(self.began.saturating_duration_since(scope.began)),
+            took: nanoseconds(took),
+            tool: self.tool.unwrap_or(NO_TOOL),
             outcome,
             cancelled: self.cancelled,
             size: self.size,
@@ -636,6 +637,11 @@ impl Drop for CallRecord<'_> {
 
 // ===== small things =====
 
+/// 584 years of them fit.
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -662,15 +668,4 @@ fn size_of(value: &Value) -> usize {
     let mut count = Count(0);
     // A `Value` in memory always serialises.
     serde_json::to_writer(&mut count, value).map_or(0, |()| count.0)
-}
-
-impl fmt::Debug for Stop {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Failed(code, message) => {
-                f.debug_tuple("Failed").field(code).field(message).finish()
-            }
-            Self::Err(error) => f.debug_tuple("Err").field(error).finish(),
-        }
-    }
 }

@@ -16,11 +16,9 @@
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
 use std::pin::{Pin, pin};
-use std::sync::OnceLock;
 use std::task::Poll;
 
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
 use crate::fault::fault;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -36,7 +34,8 @@ const IN_FLIGHT: u64 = CALL - 1;
 pub(crate) struct Gate {
     word: AtomicU64,
     parked: AtomicU32,
-    hard: OnceLock<CancellationToken>,
+    /// Told at the hard end, after the flag.
+    hard: Notify,
     emptied: Notify,
 }
 
@@ -45,7 +44,7 @@ impl Gate {
         Self {
             word: AtomicU64::new(0),
             parked: AtomicU32::new(0),
-            hard: OnceLock::new(),
+            hard: Notify::new(),
             emptied: Notify::new(),
         }
     }
@@ -64,9 +63,7 @@ impl Gate {
     /// The hard end: parked calls are not polled again, and their tasks are woken to drop them.
     pub(crate) fn revoke(&self) {
         self.word.fetch_or(CLOSED | REVOKED, SeqCst);
-        if let Some(hard) = self.hard.get() {
-            hard.cancel();
-        }
+        self.hard.notify_waiters();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -106,15 +103,6 @@ impl Gate {
             }
             emptied.await;
         }
-    }
-
-    /// The signal of the hard end, made when first waited for.
-    fn hard(&self) -> &CancellationToken {
-        let hard = self.hard.get_or_init(CancellationToken::new);
-        if self.is_revoked() {
-            hard.cancel();
-        }
-        hard
     }
 
     fn tell_emptied(&self) {
@@ -161,10 +149,13 @@ impl<G: Deref<Target = Gate>> Lease<G> {
                 return Poll::Ready(Some(output));
             }
             if hard_end.is_none() {
-                hard_end.set(Some(presence.gate.hard().cancelled()));
+                hard_end.set(Some(presence.gate.hard.notified()));
             }
-            let ended =
+            let told =
                 hard_end.as_mut().as_pin_mut().is_some_and(|hard_end| hard_end.poll(cx).is_ready());
+            // Registered first, looked second: whoever revokes sets the flag first and tells
+            // second.
+            let ended = told || presence.gate.is_revoked();
             presence.park();
             if ended { Poll::Ready(None) } else { Poll::Pending }
         })

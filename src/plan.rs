@@ -15,7 +15,7 @@ use crate::change::RecordedChange;
 use crate::context::PlanId;
 use crate::descriptor::BoundResource;
 use crate::error::{CallError, EndReason, ToolRuntimeError};
-use crate::execute::{self, CallOptions};
+use crate::execute::{self, Call, CallOptions};
 use crate::keeper::Begin;
 use crate::policy::Rights;
 use crate::registry::Snapshot;
@@ -366,7 +366,8 @@ fn is_inside(path: &Path, root: &Path) -> bool {
 /// use toolscope::test_util::Probe;
 /// use toolscope::{EndReason, PlanOptions, ToolRuntime};
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let runtime = ToolRuntime::builder().tool(Probe::new("search").tool()).build().await?;
 /// let plan = runtime.begin(PlanOptions::new())?;
 /// let (one, two) = (plan.handle(), plan.handle());
@@ -374,7 +375,8 @@ fn is_inside(path: &Path, root: &Path) -> bool {
 /// assert!(both.0?.success && both.1?.success);
 ///
 /// let child = plan.begin_child(PlanOptions::new().read_only())?;
-/// assert!(child.execute("search", json!({})).await.is_err(), "it does not say that it only reads");
+/// let refused = child.execute("search", json!({})).await;
+/// assert!(refused.is_err(), "it does not say that it only reads");
 ///
 /// plan.cancel();
 /// assert_eq!(child.end_reason(), Some(EndReason::Cancelled));
@@ -509,7 +511,14 @@ impl PlanHandle {
         name: impl AsRef<str>,
         input: impl Borrow<Value>,
     ) -> Result<ToolResult, CallError> {
-        execute::call(&self.scope, name.as_ref(), input.borrow(), &CallOptions::new(), None).await
+        let call = Call {
+            scope: &self.scope,
+            name: name.as_ref(),
+            input: input.borrow(),
+            options: CallOptions::new(),
+            above: None,
+        };
+        execute::call(&call).await
     }
 
     /// As [`execute`](Self::execute), with a timeout or a token of the call's own.
@@ -527,7 +536,14 @@ impl PlanHandle {
         input: impl Borrow<Value>,
         options: CallOptions,
     ) -> Result<ToolResult, CallError> {
-        execute::call(&self.scope, name.as_ref(), input.borrow(), &options, None).await
+        let call = Call {
+            scope: &self.scope,
+            name: name.as_ref(),
+            input: input.borrow(),
+            options,
+            above: None,
+        };
+        execute::call(&call).await
     }
 
     /// Activates a tool ahead of its first call, through the same gate. The only way back after

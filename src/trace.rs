@@ -70,15 +70,20 @@ pub(crate) struct Record {
     pub(crate) call: u64,
     /// 0 for none.
     pub(crate) parent: u64,
-    /// Since the plan began.
-    pub(crate) after: Duration,
-    pub(crate) took: Duration,
-    pub(crate) tool: Option<u32>,
-    pub(crate) outcome: OutcomeCode,
-    pub(crate) cancelled: bool,
+    /// Nanoseconds since the plan began.
+    pub(crate) after: u64,
+    /// Nanoseconds.
+    pub(crate) took: u64,
     pub(crate) size: usize,
     pub(crate) text: Option<Box<RecordText>>,
+    /// [`NO_TOOL`] where there is none of that name.
+    pub(crate) tool: u32,
+    pub(crate) outcome: OutcomeCode,
+    pub(crate) cancelled: bool,
 }
+
+/// The id that no tool has.
+pub(crate) const NO_TOOL: u32 = u32::MAX;
 
 /// What only an unsuccessful call has to say.
 #[derive(Debug, Default)]
@@ -161,18 +166,15 @@ impl PlanLog {
         tools: &Snapshot,
     ) -> Vec<ToolExecutionTrace> {
         let read = |record: &Record| {
-            let named = record
-                .tool
-                .and_then(|id| tools.by_id(id))
-                .map(|tool| tool.descriptor.name.to_string());
+            let named = tools.by_id(record.tool).map(|tool| tool.descriptor.name.to_string());
             let text = record.text.as_deref();
             ToolExecutionTrace {
                 plan_id,
                 call_id: record.call,
                 parent_call_id: (record.parent != 0).then_some(record.parent),
                 tool: named.or_else(|| text.map(|text| text.name.clone())).unwrap_or_default(),
-                started: began + record.after,
-                duration: record.took,
+                started: began + Duration::from_nanos(record.after),
+                duration: Duration::from_nanos(record.took),
                 outcome: record.outcome,
                 result_size_bytes: record.size,
                 cancelled: record.cancelled,

@@ -599,7 +599,7 @@ impl<'a> CallRecord<'a> {
         let record = Record {
             call: self.call,
             parent: self.parent,
-            after: nanoseconds(self.began.saturating_duration_since(scope.began)),
+            after: nanoseconds(scope.since_clock(self.began)),
             took: nanoseconds(took),
             tool: self.tool.unwrap_or(NO_TOOL),
             outcome,

@@ -431,8 +431,9 @@ impl Plan {
     pub(crate) async fn end(self, reason: EndReason) -> PlanReport {
         let scope = &self.handle.scope;
         scope.close(reason, Begin::Here);
-        scope.until_settled().await;
-        PlanReport::new(scope)
+        let settled = scope.until_settled().await;
+        let unsettled = if settled { Vec::new() } else { scope.unsettled() };
+        PlanReport { scope: Arc::clone(scope), unsettled }
     }
 }
 
@@ -446,9 +447,12 @@ impl Deref for Plan {
 
 impl Drop for Plan {
     fn drop(&mut self) {
-        let reason =
-            if std::thread::panicking() { EndReason::Panicked } else { EndReason::Dropped };
-        self.handle.scope.close(reason, Begin::There);
+        let scope = &self.handle.scope;
+        if !scope.gate.is_closed() {
+            let panicked = std::thread::panicking();
+            let reason = if panicked { EndReason::Panicked } else { EndReason::Dropped };
+            scope.close(reason, Begin::There);
+        }
     }
 }
 
@@ -617,7 +621,7 @@ impl PlanHandle {
 
     /// What its calls did so far, in the order in which they ended.
     pub fn traces(&self) -> Vec<ToolExecutionTrace> {
-        lock(&self.scope.log).traces(self.scope.id, self.scope.began_at, &self.scope.tools)
+        self.scope.traces()
     }
 
     /// The changes that its tools recorded so far.
@@ -646,13 +650,6 @@ pub struct PlanReport {
 }
 
 impl PlanReport {
-    fn new(scope: &Arc<PlanScope>) -> Self {
-        Self {
-            scope: Arc::clone(scope),
-            unsettled: if scope.is_settled() { Vec::new() } else { scope.unsettled() },
-        }
-    }
-
     /// The plan.
     pub fn plan_id(&self) -> PlanId {
         self.scope.id
@@ -681,7 +678,7 @@ impl PlanReport {
 
     /// What its calls did, in the order in which they ended.
     pub fn traces(&self) -> Vec<ToolExecutionTrace> {
-        lock(&self.scope.log).traces(self.scope.id, self.scope.began_at, &self.scope.tools)
+        self.scope.traces()
     }
 
     /// Traces that had to go because of the cap.

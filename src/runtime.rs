@@ -183,6 +183,15 @@ impl Core {
         }
     }
 
+    /// The plans that wait for something. One that is just being refused stands in the cache for a
+    /// moment and waits for nothing.
+    fn stragglers(&self) -> Vec<Straggler> {
+        let scopes = self.cache.all().into_iter().chain(self.known_root());
+        let straggler =
+            |scope: Arc<PlanScope>| Straggler { plan_id: scope.id, unsettled: scope.unsettled() };
+        scopes.map(straggler).filter(|straggler| !straggler.unsettled.is_empty()).collect()
+    }
+
     fn stats(&self) -> Stats {
         let ledger = &self.ledger;
         let count = |counter: &AtomicU64| counter.load(SeqCst);
@@ -377,17 +386,14 @@ impl ToolRuntime {
     /// Once polled all plans have ended; dropping the future gives up the waiting and nothing else.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
         self.core.close_all();
-        let settled = self.core.until_settled();
-        tokio::select! {
+        let stragglers = tokio::select! {
             biased;
-            () = settled => {}
-            () = clock_of_its_own(&self.core, deadline) => self.core.close_root(),
-        }
-        let scopes = self.core.cache.all().into_iter().chain(self.core.known_root());
-        let stragglers = scopes
-            .filter(|scope| !scope.is_settled())
-            .map(|scope| Straggler { plan_id: scope.id, unsettled: scope.unsettled() })
-            .collect();
+            () = self.core.until_settled() => Vec::new(),
+            () = clock_of_its_own(&self.core, deadline) => {
+                self.core.close_root();
+                self.core.stragglers()
+            }
+        };
         ShutdownReport { stragglers, stats: self.stats() }
     }
 

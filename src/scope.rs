@@ -33,7 +33,7 @@ use crate::runtime::Core;
 use crate::slot::{Key, Retired, SlotId, SlotTable, Why};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::trace::{DeactivationOutcome, DeactivationRecord, PlanLog};
+use crate::trace::{DeactivationOutcome, DeactivationRecord, PlanLog, ToolExecutionTrace};
 
 /// The least time that each step of a plan's end gets, whatever is left of the budget.
 const LEAST_STEP: Duration = Duration::from_millis(250);
@@ -47,8 +47,8 @@ pub(crate) struct PlanScope {
     pub(crate) tools: Arc<Snapshot>,
     pub(crate) gate: Gate,
     pub(crate) log: Mutex<PlanLog>,
-    pub(crate) began: WallInstant,
-    pub(crate) began_at: SystemTime,
+    /// The same moment on both clocks, read at the first call.
+    clock: OnceLock<(WallInstant, SystemTime)>,
     pub(crate) parent: Option<Arc<PlanScope>>,
     /// `None` where the runtime's defaults hold.
     settings: Option<Box<PlanSettings>>,
@@ -61,7 +61,8 @@ pub(crate) struct PlanScope {
 
 pub(crate) struct Inner {
     pub(crate) slots: SlotTable<Arc<Active>, watch::Receiver<Verdict>>,
-    end: Option<End>,
+    /// Made when the plan closes and something is left to be done.
+    end: Option<Box<End>>,
     settled: bool,
     rare: Option<Box<Rare>>,
 }
@@ -88,6 +89,19 @@ impl Inner {
         self.settled
     }
 
+    fn end(&self) -> Option<End> {
+        self.end.as_deref().copied()
+    }
+
+    /// Settles, once, if the plan is closed and nothing of it is left to be done; true then.
+    fn settle(&mut self) -> bool {
+        let at_rest = self.slots.closing().is_some()
+            && self.end.as_ref().is_none_or(|end| !end.draining)
+            && self.children().is_empty()
+            && self.slots.busy().next().is_none();
+        at_rest && !std::mem::replace(&mut self.settled, true)
+    }
+
     fn rare(&mut self) -> &mut Rare {
         self.rare.get_or_insert_default()
     }
@@ -111,8 +125,7 @@ impl PlanScope {
             tools,
             gate: Gate::new(),
             log: Mutex::default(),
-            began: WallInstant::now(),
-            began_at: SystemTime::now(),
+            clock: OnceLock::new(),
             parent,
             settings,
             inner: Mutex::new(Inner {
@@ -188,11 +201,12 @@ impl PlanScope {
 
     /// Waits until the plan has settled, or its end is over its budget by all that its last steps
     /// may take.
-    pub(crate) async fn until_settled(&self) {
+    /// False in that case.
+    pub(crate) async fn until_settled(&self) -> bool {
         if self.is_settled() {
-            return;
+            return true;
         }
-        let end = self.inner().end;
+        let end = self.inner().end();
         let late = async {
             let Some(end) = end else {
                 return std::future::pending().await;
@@ -202,8 +216,8 @@ impl PlanScope {
         };
         tokio::select! {
             biased;
-            () = self.until(Inner::is_settled) => {}
-            () = late => {}
+            () = self.until(Inner::is_settled) => true,
+            () = late => false,
         }
     }
 
@@ -236,9 +250,8 @@ impl PlanScope {
     /// begins as `begin` says.
     pub(crate) fn close(self: &Arc<Self>, reason: EndReason, begin: Begin) {
         // Taken before the own lock: no two plans are ever locked at once.
-        let parent_until =
-            self.parent.as_ref().and_then(|parent| parent.inner().end).map(|end| end.until);
-        let (owed, children, draining) = {
+        let parent = self.parent.as_ref().and_then(|parent| parent.inner().end());
+        let (owed, children, draining, settled) = {
             let mut inner = self.inner();
             let Some(taken) = inner.slots.close(reason) else {
                 return;
@@ -254,11 +267,14 @@ impl PlanScope {
                 })
                 .collect();
             let draining = self.gate.close();
-            let closed = Instant::now();
-            let own = later(closed, self.settings().deadlines.end);
-            let until = parent_until.map_or(own, |parent| own.min(parent));
-            inner.end = Some(End { closed, until, draining, overrun: 0 });
-            (owed, inner.children().to_vec(), draining)
+            let settled = !draining && inner.settle();
+            if !settled {
+                let closed = Instant::now();
+                let own = later(closed, self.settings().deadlines.end);
+                let until = parent.map_or(own, |parent| own.min(parent.until));
+                inner.end = Some(Box::new(End { closed, until, draining, overrun: 0 }));
+            }
+            (owed, inner.children().to_vec(), draining, settled)
         };
         if let Some(soft) = self.soft.get() {
             soft.cancel();
@@ -270,13 +286,13 @@ impl PlanScope {
             // Always in the keeper: it begins with a wait.
             let draining = Draining(Arc::clone(self));
             self.core.submit(Box::pin(draining.run()), Begin::There);
-        } else {
-            self.gate.revoke();
         }
         for owed in owed {
             self.core.submit_clean_up(owed, begin);
         }
-        self.conclude();
+        if settled {
+            self.leave();
+        }
     }
 
     /// Waits for the calls behind a gate: until they have ended, then, past the grace, until none
@@ -316,7 +332,7 @@ impl PlanScope {
         let cut = async {
             self.ended().await;
             // Set before the plan's token is cancelled.
-            let end = self.inner().end;
+            let end = self.inner().end();
             match end {
                 Some(end) => tokio::time::sleep_until(cut(end)).await,
                 None => std::future::pending().await,
@@ -327,18 +343,19 @@ impl PlanScope {
 
     /// Settles the plan if all of it is at rest, and tells who waits.
     pub(crate) fn conclude(self: &Arc<Self>) {
-        let settled = {
-            let mut inner = self.inner();
-            let at_rest = inner.end.is_some_and(|end| !end.draining)
-                && inner.children().is_empty()
-                && inner.slots.busy().next().is_none();
-            at_rest && !std::mem::replace(&mut inner.settled, true)
-        };
+        let settled = self.inner().settle();
         if settled {
-            self.core.settled(self.id);
-            if let Some(parent) = &self.parent {
-                parent.child_settled(self);
-            }
+            self.leave();
+        } else {
+            self.tell_changed();
+        }
+    }
+
+    /// Leaves the books, last of all: the plan has settled.
+    fn leave(self: &Arc<Self>) {
+        self.core.settled(self.id);
+        if let Some(parent) = &self.parent {
+            parent.child_settled(self);
         }
         self.tell_changed();
     }
@@ -468,6 +485,18 @@ impl PlanScope {
 
     // ===== what is told =====
 
+    /// How long after the plan's clock began that moment is. The first call begins it.
+    pub(crate) fn since_clock(&self, moment: WallInstant) -> Duration {
+        let (began, _) = self.clock.get_or_init(|| (moment, SystemTime::now()));
+        moment.saturating_duration_since(*began)
+    }
+
+    pub(crate) fn traces(&self) -> Vec<ToolExecutionTrace> {
+        // Without a call there is no clock, and no trace that needs one.
+        let began = self.clock.get().map_or(SystemTime::UNIX_EPOCH, |(_, began)| *began);
+        lock(&self.log).traces(self.id, began, &self.tools)
+    }
+
     pub(crate) fn open_instances(&self) -> u64 {
         self.inner().slots.open()
     }
@@ -479,7 +508,7 @@ impl PlanScope {
 
     /// The calls that were still being polled at the drain deadline.
     pub(crate) fn overrun(&self) -> u64 {
-        self.inner().end.map_or(0, |end| end.overrun)
+        self.inner().end().map_or(0, |end| end.overrun)
     }
 
     /// What has not come to rest, by name.
@@ -488,7 +517,7 @@ impl PlanScope {
         let mut names: Vec<String> =
             inner.slots.busy().map(|slot| inner.slots.label(slot).to_owned()).collect();
         names.extend(inner.children().iter().map(|child| format!("child plan {}", child.id)));
-        if inner.end.is_some_and(|end| end.draining) {
+        if inner.end().is_some_and(|end| end.draining) {
             names.push("calls in flight".to_owned());
         }
         names

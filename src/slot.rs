@@ -4,9 +4,9 @@
 //! waits on it, and the jobs that its answers start, are there and in `obligation.rs`.
 //!
 //! ```text
-//! Vacant ─► Activating ─► Active ─► Deactivating ─► Done | Retired ─► Activating (next generation)
-//!              │  └─ Failed ─► Activating (next attempt)
-//!              └─ doomed, or the plan is closing ─► Deactivating
+//! Vacant -> Activating -> Active -> Deactivating -> Done | Retired -> Activating (next generation)
+//!              |  `- Failed -> Activating (next attempt)
+//!              `- doomed, or the plan is closing -> Deactivating
 //! ```
 //!
 //! # Invariants

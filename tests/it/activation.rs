@@ -68,9 +68,7 @@ async fn p1_a_thousand_tasks_wait_for_one_activation() {
     let (probe, latch) = gated();
     let fixture = Fixture::new(&[&probe]).await;
     let plan = fixture.plan();
-    let mut calls: Vec<_> = (0..1000)
-        .map(|_| task::spawn(call(&plan, "tool")))
-        .collect();
+    let mut calls: Vec<_> = (0..1000).map(|_| task::spawn(call(&plan, "tool"))).collect();
     for call in &mut calls {
         assert_pending!(call.poll());
     }
@@ -187,9 +185,8 @@ async fn p1_a_call_that_panics_leaves_the_instance_active() {
 
 #[tokio::test(start_paused = true)]
 async fn p1_a_call_that_times_out_leaves_the_instance_active() {
-    let probe = Probe::new("tool")
-        .on_execute([Step::Never, Step::Ok])
-        .call_timeout(Duration::from_secs(1));
+    let probe =
+        Probe::new("tool").on_execute([Step::Never, Step::Ok]).call_timeout(Duration::from_secs(1));
     let fixture = Fixture::paused(&[&probe]).await;
     let plan = fixture.plan();
     assert_eq!(call(&plan, "tool").await.unwrap().code(), "timeout");
@@ -275,10 +272,7 @@ async fn p2_a_calls_own_token_does_not_stop_the_activation() {
     let mut first = task::spawn(plan.execute_with("tool", json!({}), options));
     assert_pending!(first.poll());
     token.cancel();
-    assert!(matches!(
-        within(first).await.unwrap_err(),
-        CallError::Cancelled(_)
-    ));
+    assert!(matches!(within(first).await.unwrap_err(), CallError::Cancelled(_)));
     latch.cancel();
     assert!(call(&plan, "tool").await.unwrap().success);
     plan.finish().await;
@@ -357,9 +351,7 @@ async fn p2_the_end_of_the_first_callers_runtime_leaves_the_activation_to_the_se
     let first = call(&plan, "tool");
     let seen = probe.clone();
     std::thread::spawn(move || {
-        let callers = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .unwrap();
+        let callers = tokio::runtime::Builder::new_current_thread().build().unwrap();
         drop(callers.spawn(first));
         callers.block_on(until(|| seen.counts().activations == 1));
     })
@@ -408,10 +400,7 @@ async fn p2_an_off_thread_tool_is_never_polled_by_the_caller() {
     let plan = fixture.plan();
     call(&plan, "tool").await.unwrap();
     plan.finish().await;
-    assert_eq!(
-        *threads.lock().unwrap(),
-        ["toolscope-keeper", "toolscope-keeper"]
-    );
+    assert_eq!(*threads.lock().unwrap(), ["toolscope-keeper", "toolscope-keeper"]);
     fixture.end().await;
 }
 
@@ -423,10 +412,7 @@ async fn p3_a_failed_activation_is_the_error_of_the_call() {
     let fixture = Fixture::new(&[&probe]).await;
     let plan = fixture.plan();
     let error = activation_error(call(&plan, "tool").await);
-    assert_eq!(
-        (error.what(), error.phase()),
-        ("local/tool", ActivationPhase::Failed)
-    );
+    assert_eq!((error.what(), error.phase()), ("local/tool", ActivationPhase::Failed));
     assert_eq!(error.message(), "the probe fails in activate");
     plan.finish().await;
     assert_eq!(fixture.end().await.failed, 1);
@@ -461,10 +447,7 @@ async fn p3_an_activation_that_panics_before_there_is_a_future_is_the_error_of_t
     let fixture = Fixture::with(builder, &[]).await;
     let plan = fixture.plan();
     let error = activation_error(call(&plan, "tool").await);
-    assert_eq!(
-        (error.phase(), error.message()),
-        (ActivationPhase::Panicked, "no future")
-    );
+    assert_eq!((error.phase(), error.message()), (ActivationPhase::Panicked, "no future"));
     plan.finish().await;
     fixture.end().await;
 }
@@ -488,9 +471,7 @@ async fn p3_an_activation_that_timed_out_is_tried_again() {
     let probe = Probe::new("tool").on_activate([Step::Never, Step::Ok]);
     let fixture = Fixture::paused(&[&probe]).await;
     let deadlines = Deadlines::default().activate(Duration::from_secs(1));
-    let plan = fixture
-        .begin(PlanOptions::new().deadlines(deadlines))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().deadlines(deadlines)).unwrap();
     activation_error(call(&plan, "tool").await);
     assert!(call(&plan, "tool").await.unwrap().success);
     plan.finish().await;
@@ -661,10 +642,7 @@ async fn p3_each_plan_counts_its_own_attempts() {
 
 #[tokio::test]
 async fn p3_a_tool_that_cannot_be_activated_does_not_touch_the_others() {
-    let (broken, whole) = (
-        Probe::new("broken").on_activate(Step::Panic),
-        Probe::new("whole"),
-    );
+    let (broken, whole) = (Probe::new("broken").on_activate(Step::Panic), Probe::new("whole"));
     let fixture = Fixture::new(&[&broken, &whole]).await;
     let plan = fixture.plan();
     activation_error(call(&plan, "broken").await);
@@ -706,10 +684,7 @@ async fn p3_a_shared_activation_counts_attempts_of_its_own() {
     let error = activation_error(call(&plan, "tool").await);
     assert!(error.message().contains("local/wire"), "{error}");
     plan.finish().await;
-    assert_eq!(
-        (wire.counts().activations, probe.counts().activations),
-        (2, 3)
-    );
+    assert_eq!((wire.counts().activations, probe.counts().activations), (2, 3));
     fixture.end().await;
 }
 
@@ -719,9 +694,7 @@ async fn p3_a_shared_activation_counts_attempts_of_its_own() {
 async fn p3_deferred_work_runs_last_first_before_the_error_is_told() {
     let probe = Probe::new("tool").on_activate(Step::YieldErr(1));
     let log = Log::default();
-    let fixture = deferring(&probe, &log)
-        .fixture(ToolRuntime::builder())
-        .await;
+    let fixture = deferring(&probe, &log).fixture(ToolRuntime::builder()).await;
     let plan = fixture.plan();
     activation_error(call(&plan, "tool").await);
     assert_eq!(log.read(), ["second", "first"]);
@@ -733,9 +706,7 @@ async fn p3_deferred_work_runs_last_first_before_the_error_is_told() {
 async fn p3_deferred_work_runs_after_a_panic() {
     let probe = Probe::new("tool").on_activate(Step::Panic);
     let log = Log::default();
-    let fixture = deferring(&probe, &log)
-        .fixture(ToolRuntime::builder())
-        .await;
+    let fixture = deferring(&probe, &log).fixture(ToolRuntime::builder()).await;
     let plan = fixture.plan();
     activation_error(call(&plan, "tool").await);
     assert_eq!(log.read(), ["second", "first"]);
@@ -759,9 +730,7 @@ async fn p3_deferred_work_runs_after_a_timeout() {
 async fn p3_deferred_work_does_not_run_after_a_success() {
     let probe = Probe::new("tool");
     let log = Log::default();
-    let fixture = deferring(&probe, &log)
-        .fixture(ToolRuntime::builder())
-        .await;
+    let fixture = deferring(&probe, &log).fixture(ToolRuntime::builder()).await;
     let plan = fixture.plan();
     call(&plan, "tool").await.unwrap();
     plan.finish().await;
@@ -833,9 +802,7 @@ async fn p3_deferred_work_that_hangs_at_the_end_of_the_plan_is_cut_to_the_budget
     });
     let fixture = hooked.fixture(paused()).await;
     let deadlines = Deadlines::default().end(Duration::from_secs(3));
-    let plan = fixture
-        .begin(PlanOptions::new().deadlines(deadlines))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().deadlines(deadlines)).unwrap();
     let mut waiting = task::spawn(call(&plan, "tool"));
     assert_pending!(waiting.poll());
     drop(waiting);

@@ -81,9 +81,7 @@ async fn the_futures_of_a_plan_are_send() {
     let input = json!({});
     sent(plan.activate("probe")).await.unwrap();
     sent(plan.execute("probe", &input)).await.unwrap();
-    sent(plan.execute_with("probe", input, CallOptions::new()))
-        .await
-        .unwrap();
+    sent(plan.execute_with("probe", input, CallOptions::new())).await.unwrap();
     assert!(sent(plan.deactivate("probe")).await);
     sent(plan.finish()).await;
     let plan = fixture.plan();
@@ -114,8 +112,6 @@ async fn the_futures_of_the_contexts_are_send() {
     drop(sent(ctx.shared("shared", async |_| Ok(Shared))));
     let ctx = activation_context(&plan);
     drop(sent(ctx.shared("shared", async |_| Ok(Shared))));
-    drop(sent(
-        ctx.shared_between_plans("shared", async |_| Ok(Shared)),
-    ));
+    drop(sent(ctx.shared_between_plans("shared", async |_| Ok(Shared))));
     fixture.end().await;
 }

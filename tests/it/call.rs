@@ -42,10 +42,7 @@ pub(crate) fn traced(plan: &PlanHandle, returned: &Returned) -> ToolExecutionTra
             assert_eq!(result.error, trace.error);
             assert!((result.duration_ms - trace.duration_ms()).abs() < f64::EPSILON);
             let size = result.output.to_string().len();
-            assert_eq!(
-                trace.result_size_bytes,
-                if result.success { size } else { 0 }
-            );
+            assert_eq!(trace.result_size_bytes, if result.success { size } else { 0 });
         }
         Err(error) => {
             assert_eq!(error.code(), trace.outcome);
@@ -95,10 +92,7 @@ where
     F: Fn() -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<ToolOutput, ToolFailure>> + Send + 'static,
 {
-    Raw(
-        ToolDescriptor::new("raw".parse().unwrap()),
-        Arc::new(RawInstance(make)),
-    )
+    Raw(ToolDescriptor::new("raw".parse().unwrap()), Arc::new(RawInstance(make)))
 }
 
 #[async_trait]
@@ -487,10 +481,7 @@ async fn p14_a_tool_can_say_that_the_outcome_is_unknown() {
     let fixture = Fixture::with(paused().tool(failing(FailureKind::OutcomeUnknown)), &[]).await;
     let plan = fixture.plan();
     let returned = plan.execute("failing", json!({})).await;
-    assert_eq!(
-        traced(&plan, &returned).outcome,
-        OutcomeCode::OutcomeUnknown
-    );
+    assert_eq!(traced(&plan, &returned).outcome, OutcomeCode::OutcomeUnknown);
     assert!(returned.is_ok());
     fixture.end().await;
 }
@@ -512,10 +503,7 @@ async fn p14_a_cancellation_that_nobody_asked_for_is_an_execution_failure() {
     let plan = fixture.plan();
     let returned = plan.execute("failing", json!({})).await;
     let trace = traced(&plan, &returned);
-    assert_eq!(
-        (trace.outcome, trace.cancelled),
-        (OutcomeCode::Execution, false)
-    );
+    assert_eq!((trace.outcome, trace.cancelled), (OutcomeCode::Execution, false));
     fixture.end().await;
 }
 
@@ -526,10 +514,7 @@ async fn p14_an_unknown_name_is_an_err_that_names_the_nearest() {
     let plan = fixture.plan();
     let returned = plan.execute("files/readfile", json!({})).await;
     let trace = traced(&plan, &returned);
-    assert_eq!(
-        (trace.outcome, trace.tool.as_str()),
-        (OutcomeCode::NotFound, "files/readfile")
-    );
+    assert_eq!((trace.outcome, trace.tool.as_str()), (OutcomeCode::NotFound, "files/readfile"));
     let CallError::Runtime(ToolRuntimeError::NotFound { nearest, .. }) = returned.unwrap_err()
     else {
         panic!("another error");
@@ -548,10 +533,7 @@ async fn p14_a_failed_activation_is_an_err() {
     let CallError::Runtime(ToolRuntimeError::Activation(error)) = returned.unwrap_err() else {
         panic!("another error");
     };
-    assert_eq!(
-        (error.what(), error.phase()),
-        ("local/probe", ActivationPhase::Failed)
-    );
+    assert_eq!((error.what(), error.phase()), ("local/probe", ActivationPhase::Failed));
     fixture.end().await;
 }
 
@@ -635,10 +617,7 @@ async fn p14_a_tool_that_checks_for_its_cancellation_is_cancelled() {
         call.await
     };
     let trace = traced(&plan, &returned);
-    assert_eq!(
-        (trace.outcome, trace.cancelled),
-        (OutcomeCode::Cancelled, true)
-    );
+    assert_eq!((trace.outcome, trace.cancelled), (OutcomeCode::Cancelled, true));
     fixture.end().await;
 }
 
@@ -725,10 +704,7 @@ async fn p13_a_call_dropped_while_the_tool_ran_is_abandoned() {
     assert_pending!(call.poll());
     drop(call);
     let traces = plan.traces();
-    assert_eq!(
-        (traces.len(), traces[0].outcome),
-        (1, OutcomeCode::Abandoned)
-    );
+    assert_eq!((traces.len(), traces[0].outcome), (1, OutcomeCode::Abandoned));
     let error = traces[0].error.as_deref().unwrap();
     assert!(error.contains("while the tool ran"), "{error}");
     assert_eq!(probe.counts().dropped, 1);
@@ -745,10 +721,7 @@ async fn p13_a_call_dropped_in_the_activation_is_abandoned() {
     assert_pending!(call.poll());
     drop(call);
     let traces = plan.traces();
-    assert_eq!(
-        (traces.len(), traces[0].outcome),
-        (1, OutcomeCode::Abandoned)
-    );
+    assert_eq!((traces.len(), traces[0].outcome), (1, OutcomeCode::Abandoned));
     let error = traces[0].error.as_deref().unwrap();
     assert!(error.contains("before the tool ran"), "{error}");
     latch.cancel();
@@ -760,12 +733,7 @@ async fn p13_a_nested_call_names_its_parent() {
     let probe = Probe::new("probe");
     let fixture = Fixture::with(paused().tool(relay("relay")), &[&probe]).await;
     let plan = fixture.plan();
-    assert!(
-        plan.execute("relay", relayed("probe"))
-            .await
-            .unwrap()
-            .success
-    );
+    assert!(plan.execute("relay", relayed("probe")).await.unwrap().success);
     let traces = plan.traces();
     let [nested, outer] = traces.as_slice() else {
         panic!("not two traces: {traces:?}");
@@ -785,11 +753,7 @@ async fn p13_a_nested_call_is_abandoned_with_its_parent() {
     drop(call);
     let traces = plan.traces();
     assert_eq!(traces.len(), 2);
-    assert!(
-        traces
-            .iter()
-            .all(|trace| trace.outcome == OutcomeCode::Abandoned)
-    );
+    assert!(traces.iter().all(|trace| trace.outcome == OutcomeCode::Abandoned));
     fixture.end().await;
 }
 
@@ -874,10 +838,7 @@ async fn p13_a_call_at_its_hard_end_leaves_a_trace() {
         call.await
     };
     let trace = traced(&plan, &returned);
-    assert_eq!(
-        (trace.outcome, trace.cancelled),
-        (OutcomeCode::Cancelled, true)
-    );
+    assert_eq!((trace.outcome, trace.cancelled), (OutcomeCode::Cancelled, true));
     fixture.end().await;
 }
 
@@ -897,16 +858,10 @@ async fn time_out(fixture: &Fixture, plan: PlanOptions, call: CallOptions) -> Du
 
 #[tokio::test(start_paused = true)]
 async fn p14_the_tool_s_limit_wins_where_it_is_the_shortest() {
-    let probe = Probe::new("probe")
-        .on_execute(Step::Never)
-        .call_timeout(SECOND);
+    let probe = Probe::new("probe").on_execute(Step::Never).call_timeout(SECOND);
     let fixture = Fixture::paused(&[&probe]).await;
     let (plan, call) = (PlanOptions::new(), CallOptions::new());
-    let took = time_out(
-        &fixture,
-        plan.call_timeout(2 * SECOND),
-        call.timeout(3 * SECOND),
-    );
+    let took = time_out(&fixture, plan.call_timeout(2 * SECOND), call.timeout(3 * SECOND));
     assert_eq!(took.await, SECOND);
     assert_eq!(probe.counts().dropped, 1);
     fixture.end().await;
@@ -914,32 +869,20 @@ async fn p14_the_tool_s_limit_wins_where_it_is_the_shortest() {
 
 #[tokio::test(start_paused = true)]
 async fn p14_the_plan_s_limit_wins_where_it_is_the_shortest() {
-    let probe = Probe::new("probe")
-        .on_execute(Step::Never)
-        .call_timeout(2 * SECOND);
+    let probe = Probe::new("probe").on_execute(Step::Never).call_timeout(2 * SECOND);
     let fixture = Fixture::paused(&[&probe]).await;
     let (plan, call) = (PlanOptions::new(), CallOptions::new());
-    let took = time_out(
-        &fixture,
-        plan.call_timeout(SECOND),
-        call.timeout(3 * SECOND),
-    );
+    let took = time_out(&fixture, plan.call_timeout(SECOND), call.timeout(3 * SECOND));
     assert_eq!(took.await, SECOND);
     fixture.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn p14_the_call_s_limit_wins_where_it_is_the_shortest() {
-    let probe = Probe::new("probe")
-        .on_execute(Step::Never)
-        .call_timeout(3 * SECOND);
+    let probe = Probe::new("probe").on_execute(Step::Never).call_timeout(3 * SECOND);
     let fixture = Fixture::paused(&[&probe]).await;
     let (plan, call) = (PlanOptions::new(), CallOptions::new());
-    let took = time_out(
-        &fixture,
-        plan.call_timeout(2 * SECOND),
-        call.timeout(SECOND),
-    );
+    let took = time_out(&fixture, plan.call_timeout(2 * SECOND), call.timeout(SECOND));
     assert_eq!(took.await, SECOND);
     fixture.end().await;
 }
@@ -948,27 +891,20 @@ async fn p14_the_call_s_limit_wins_where_it_is_the_shortest() {
 #[tokio::test]
 async fn p14_a_call_that_timed_out_took_about_its_limit() {
     let limit = Duration::from_millis(40);
-    let probe = Probe::new("probe")
-        .on_execute(Step::Never)
-        .call_timeout(limit);
+    let probe = Probe::new("probe").on_execute(Step::Never).call_timeout(limit);
     let fixture = Fixture::new(&[&probe]).await;
     let plan = fixture.plan();
     let returned = plan.execute("probe", json!({})).await;
     let trace = traced(&plan, &returned);
     assert_eq!(trace.outcome, OutcomeCode::Timeout);
-    assert!(
-        trace.duration >= limit && trace.duration < 100 * limit,
-        "{trace:?}"
-    );
+    assert!(trace.duration >= limit && trace.duration < 100 * limit, "{trace:?}");
     fixture.end().await;
 }
 
 /// cases/upstream.md A20.
 #[tokio::test(start_paused = true)]
 async fn p14_calls_that_timed_out_leave_nothing_running() {
-    let probe = Probe::new("probe")
-        .on_execute(Step::Never)
-        .call_timeout(SECOND);
+    let probe = Probe::new("probe").on_execute(Step::Never).call_timeout(SECOND);
     let fixture = Fixture::paused(&[&probe]).await;
     let plan = fixture.plan();
     let tasks = Handle::current().metrics().num_alive_tasks();
@@ -1000,10 +936,7 @@ async fn p14_an_activation_goes_on_when_the_call_s_deadline_passes() {
     let plan = fixture.plan();
     let options = CallOptions::new().timeout(SECOND);
     let returned = plan.execute_with("probe", json!({}), options).await;
-    assert_eq!(
-        traced(&plan, &returned).outcome,
-        OutcomeCode::ActivationTimeout
-    );
+    assert_eq!(traced(&plan, &returned).outcome, OutcomeCode::ActivationTimeout);
     assert!(returned.is_err());
     latch.cancel();
     assert!(plan.execute("probe", json!({})).await.unwrap().success);
@@ -1024,10 +957,7 @@ async fn p14_a_call_whose_token_was_cancelled_before_runs_nothing() {
     let options = CallOptions::new().token(token);
     let returned = plan.execute_with("probe", json!({}), options).await;
     let trace = traced(&plan, &returned);
-    assert_eq!(
-        (trace.outcome, trace.cancelled),
-        (OutcomeCode::Cancelled, true)
-    );
+    assert_eq!((trace.outcome, trace.cancelled), (OutcomeCode::Cancelled, true));
     assert_eq!(probe.counts(), ProbeCounts::default());
     fixture.end().await;
 }
@@ -1037,9 +967,7 @@ async fn p14_a_tool_that_ignores_the_cancel_is_dropped_after_the_grace() {
     let probe = Probe::new("probe").on_execute(Step::Never);
     let fixture = Fixture::paused(&[&probe]).await;
     let deadlines = Deadlines::default().grace(7 * SECOND);
-    let plan = fixture
-        .begin(PlanOptions::new().deadlines(deadlines))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().deadlines(deadlines)).unwrap();
     let token = CancellationToken::new();
     let options = CallOptions::new().token(token.clone());
     let began = Instant::now();
@@ -1107,10 +1035,7 @@ async fn p13_a_failure_within_the_grace_is_returned_and_marked_cancelled() {
         call.await
     };
     let trace = traced(&plan, &returned);
-    assert_eq!(
-        (trace.outcome, trace.cancelled),
-        (OutcomeCode::Execution, true)
-    );
+    assert_eq!((trace.outcome, trace.cancelled), (OutcomeCode::Execution, true));
     fixture.end().await;
 }
 
@@ -1226,9 +1151,7 @@ async fn p14_a_plan_runs_no_more_calls_at_once_than_it_may() {
     let probe = Probe::new("probe").on_execute(Step::Until(latch.clone()));
     let fixture = Fixture::paused(&[&probe]).await;
     let plan = fixture.begin(PlanOptions::new().max_concurrent(2)).unwrap();
-    let mut calls: Vec<_> = (0..3)
-        .map(|_| task::spawn(plan.execute("probe", json!({}))))
-        .collect();
+    let mut calls: Vec<_> = (0..3).map(|_| task::spawn(plan.execute("probe", json!({})))).collect();
     for call in &mut calls {
         assert_pending!(call.poll());
     }
@@ -1244,9 +1167,7 @@ async fn p14_a_plan_runs_no_more_calls_at_once_than_it_may() {
 #[tokio::test(start_paused = true)]
 async fn p14_a_tool_runs_no_more_calls_at_once_than_it_may_over_all_plans() {
     let latch = CancellationToken::new();
-    let probe = Probe::new("probe")
-        .on_execute(Step::Until(latch.clone()))
-        .max_concurrent(1);
+    let probe = Probe::new("probe").on_execute(Step::Until(latch.clone())).max_concurrent(1);
     let fixture = Fixture::paused(&[&probe]).await;
     let (one, other) = (fixture.plan(), fixture.plan());
     let mut first = task::spawn(one.execute("probe", json!({})));
@@ -1274,10 +1195,7 @@ async fn p14_the_wait_for_a_permit_has_a_limit_of_its_own() {
     assert_eq!(traced(&plan, &returned).outcome, OutcomeCode::Concurrency);
     assert!(matches!(
         returned,
-        Err(CallError::Runtime(ToolRuntimeError::LimitExceeded {
-            concurrency: true,
-            ..
-        }))
+        Err(CallError::Runtime(ToolRuntimeError::LimitExceeded { concurrency: true, .. }))
     ));
     drop(holds);
     fixture.end().await;
@@ -1285,9 +1203,7 @@ async fn p14_the_wait_for_a_permit_has_a_limit_of_its_own() {
 
 #[tokio::test(start_paused = true)]
 async fn p14_the_wait_for_a_tool_s_permit_ends_at_the_call_s_deadline() {
-    let probe = Probe::new("probe")
-        .on_execute(Step::Never)
-        .max_concurrent(1);
+    let probe = Probe::new("probe").on_execute(Step::Never).max_concurrent(1);
     let fixture = Fixture::paused(&[&probe]).await;
     let plan = fixture.plan();
     let mut holds = task::spawn(plan.execute("probe", json!({})));
@@ -1307,9 +1223,8 @@ async fn p14_the_wait_for_the_plan_s_permit_does_not_count_in_the_deadline() {
     let latch = CancellationToken::new();
     let steps = [Step::Until(latch.clone()), Step::Yield(1)];
     let probe = Probe::new("probe").on_execute(steps);
-    let other = Probe::new("other")
-        .on_execute(Step::Never)
-        .call_timeout(Duration::from_millis(400));
+    let other =
+        Probe::new("other").on_execute(Step::Never).call_timeout(Duration::from_millis(400));
     let fixture = Fixture::new(&[&probe, &other]).await;
     let plan = fixture.begin(PlanOptions::new().max_concurrent(1)).unwrap();
     let mut holds = task::spawn(plan.execute("probe", json!({})));
@@ -1353,9 +1268,7 @@ async fn p14_a_nested_call_has_the_permit_that_a_call_above_it_holds() {
 #[tokio::test(start_paused = true)]
 async fn p14_a_nested_call_waits_for_the_permit_of_another_tool() {
     let latch = CancellationToken::new();
-    let probe = Probe::new("probe")
-        .on_execute(Step::Until(latch.clone()))
-        .max_concurrent(1);
+    let probe = Probe::new("probe").on_execute(Step::Until(latch.clone())).max_concurrent(1);
     let fixture = Fixture::with(paused().tool(relay("relay")), &[&probe]).await;
     let plan = fixture.plan();
     let mut holds = task::spawn(plan.execute("probe", json!({})));
@@ -1371,9 +1284,7 @@ async fn p14_a_nested_call_waits_for_the_permit_of_another_tool() {
 
 #[tokio::test(start_paused = true)]
 async fn p14_a_nested_call_that_waits_is_told_that_the_plan_finished() {
-    let probe = Probe::new("probe")
-        .on_execute(Step::Never)
-        .max_concurrent(1);
+    let probe = Probe::new("probe").on_execute(Step::Never).max_concurrent(1);
     let fixture = Fixture::with(paused().tool(relay("relay")), &[&probe]).await;
     let (other, plan) = (fixture.plan(), fixture.plan());
     let mut holds = task::spawn(other.execute("probe", json!({})));
@@ -1393,9 +1304,7 @@ fn recursive() -> FunctionTool {
     ToolSpec::new("recursive").handler(async |ctx, args: Recursive| {
         if args.times > 0 {
             let input = json!({"times": args.times - 1});
-            ctx.execute_nested("recursive", &input)
-                .await?
-                .into_result()?;
+            ctx.execute_nested("recursive", &input).await?.into_result()?;
         }
         Ok(args.times)
     })
@@ -1429,9 +1338,7 @@ async fn p14_calls_nest_no_deeper_than_sixteen() {
 
 #[tokio::test(start_paused = true)]
 async fn p14_a_dropped_call_gives_its_permits_back() {
-    let probe = Probe::new("probe")
-        .on_execute([Step::Never, Step::Ok])
-        .max_concurrent(1);
+    let probe = Probe::new("probe").on_execute([Step::Never, Step::Ok]).max_concurrent(1);
     let fixture = Fixture::paused(&[&probe]).await;
     let plan = fixture.begin(PlanOptions::new().max_concurrent(1)).unwrap();
     let mut call = task::spawn(plan.execute("probe", json!({})));
@@ -1444,9 +1351,7 @@ async fn p14_a_dropped_call_gives_its_permits_back() {
 
 #[tokio::test(start_paused = true)]
 async fn p14_a_panicked_call_gives_its_permits_back() {
-    let probe = Probe::new("probe")
-        .on_execute([Step::Panic, Step::Ok])
-        .max_concurrent(1);
+    let probe = Probe::new("probe").on_execute([Step::Panic, Step::Ok]).max_concurrent(1);
     let fixture = Fixture::paused(&[&probe]).await;
     let plan = fixture.begin(PlanOptions::new().max_concurrent(1)).unwrap();
     let result = plan.execute("probe", json!({})).await.unwrap();

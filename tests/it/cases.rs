@@ -148,9 +148,7 @@ async fn a_retry_after_a_timeout_finds_what_went_on_meanwhile() {
     let latch = CancellationToken::new();
     let probe = Probe::new("probe").on_activate(Step::Until(latch.clone()));
     let fixture = Fixture::paused(&[&probe]).await;
-    let plan = fixture
-        .begin(PlanOptions::new().call_timeout(SECOND))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().call_timeout(SECOND)).unwrap();
     assert!(plan.execute("probe", json!({})).await.is_err());
     latch.cancel();
     assert!(plan.execute("probe", json!({})).await.unwrap().success);
@@ -196,9 +194,8 @@ async fn a_caller_that_is_never_polled_again_stalls_nobody() {
 #[tokio::test(start_paused = true)]
 async fn an_outer_cancel_does_not_cut_the_deactivation() {
     let latch = CancellationToken::new();
-    let probe = Probe::new("probe")
-        .on_execute(Step::Never)
-        .on_deactivate(Step::Until(latch.clone()));
+    let probe =
+        Probe::new("probe").on_execute(Step::Never).on_deactivate(Step::Until(latch.clone()));
     let fixture = Fixture::paused(&[&probe]).await;
     let plan = fixture.plan();
     let agent = tokio::spawn(async move { plan.execute("probe", json!({})).await });
@@ -216,9 +213,7 @@ async fn an_outer_cancel_does_not_cut_the_deactivation() {
 /// transact-rs/sqlx#4393, zeroclaw's connection guard.
 #[tokio::test(start_paused = true)]
 async fn an_instance_left_in_the_middle_of_its_work_is_replaced() {
-    let probe = Probe::new("probe")
-        .taints(true)
-        .on_execute([Step::Never, Step::Ok]);
+    let probe = Probe::new("probe").taints(true).on_execute([Step::Never, Step::Ok]);
     let fixture = Fixture::paused(&[&probe]).await;
     let plan = fixture.plan();
     let mut call = task::spawn(plan.execute("probe", json!({})));
@@ -271,10 +266,7 @@ impl ToolInstance for Pipe {
 #[tokio::test(start_paused = true)]
 async fn nobody_reads_the_answer_to_a_cancelled_question() {
     let probe = Probe::new("pipe").on_execute([Step::Never, Step::Ok]);
-    let pipe = front(&probe, |_, behind| Pipe {
-        behind,
-        answers: Mutex::default(),
-    });
+    let pipe = front(&probe, |_, behind| Pipe { behind, answers: Mutex::default() });
     let fixture = Fixture::with(paused().tool(pipe), &[]).await.track(&probe);
     let plan = fixture.plan();
     let mut call = task::spawn(plan.execute("pipe", json!({"secret": "of another"})));
@@ -295,10 +287,8 @@ async fn two_calls_that_find_a_broken_instance_make_one_new_one() {
     let plan = fixture.plan();
     assert!(plan.execute("probe", json!({})).await.unwrap().success);
     let probe = probe.taints(false).on_activate(Step::Yield(3));
-    let (one, other) = tokio::join!(
-        plan.execute("probe", json!({})),
-        plan.execute("probe", json!({}))
-    );
+    let (one, other) =
+        tokio::join!(plan.execute("probe", json!({})), plan.execute("probe", json!({})));
     assert!(one.unwrap().success && other.unwrap().success);
     assert_eq!(probe.counts().activations, 2);
     fixture.end().await;
@@ -333,10 +323,7 @@ async fn a_failed_activation_undoes_all_that_it_did() {
     let fixture = Fixture::with(paused().tool(tool), &[]).await;
     let plan = fixture.plan();
     assert!(plan.execute("half-way", json!({})).await.is_err());
-    assert_eq!(
-        *undone.lock().unwrap(),
-        ["exit hook added", "process started"]
-    );
+    assert_eq!(*undone.lock().unwrap(), ["exit hook added", "process started"]);
     fixture.end().await;
 }
 
@@ -369,10 +356,7 @@ async fn what_leaves_its_slot_is_closed() {
         plan.activate("probe").await.unwrap();
         assert!(plan.deactivate("probe").await);
         let counts = probe.counts();
-        assert_eq!(
-            (counts.activated, counts.deactivations),
-            (generation, generation)
-        );
+        assert_eq!((counts.activated, counts.deactivations), (generation, generation));
     }
     fixture.end().await;
 }
@@ -453,14 +437,8 @@ async fn a_deactivation_that_goes_wrong_does_not_stop_the_others() {
         let record = records.into_iter().find(|record| record.name == name);
         record.unwrap().outcome
     };
-    assert!(matches!(
-        outcome("local/fails"),
-        DeactivationOutcome::Failed(_)
-    ));
-    assert!(matches!(
-        outcome("local/panics"),
-        DeactivationOutcome::Panicked(_)
-    ));
+    assert!(matches!(outcome("local/fails"), DeactivationOutcome::Failed(_)));
+    assert!(matches!(outcome("local/panics"), DeactivationOutcome::Panicked(_)));
     assert_eq!(outcome("local/hangs"), DeactivationOutcome::TimedOut);
     assert_eq!(outcome("local/works"), DeactivationOutcome::Ok);
     fixture.end().await;
@@ -666,9 +644,7 @@ async fn a_parent_that_holds_the_only_permit_can_call_another_tool() {
 /// vercel/ai: a tool that ignores its abort signal.
 #[tokio::test(start_paused = true)]
 async fn a_tool_that_ignores_the_cancel_gives_its_permit_back_after_the_grace() {
-    let probe = Probe::new("probe")
-        .on_execute([Step::Never, Step::Ok])
-        .max_concurrent(1);
+    let probe = Probe::new("probe").on_execute([Step::Never, Step::Ok]).max_concurrent(1);
     let fixture = Fixture::paused(&[&probe]).await;
     let plan = fixture.plan();
     let token = CancellationToken::new();
@@ -685,14 +661,12 @@ async fn a_tool_that_ignores_the_cancel_gives_its_permit_back_after_the_grace() 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_is_a_tool_writes_nothing_in_a_read_only_plan() {
     let writer = Probe::new("writer");
-    let agent = ToolSpec::new("agent")
-        .read_only()
-        .handler(async |ctx, _: Value| {
-            let child = ctx.begin_child(PlanOptions::new())?;
-            let result = child.execute("relay", relayed("writer")).await?;
-            child.finish().await;
-            Ok(result.code().to_owned())
-        });
+    let agent = ToolSpec::new("agent").read_only().handler(async |ctx, _: Value| {
+        let child = ctx.begin_child(PlanOptions::new())?;
+        let result = child.execute("relay", relayed("writer")).await?;
+        child.finish().await;
+        Ok(result.code().to_owned())
+    });
     let builder = paused().tool(agent).tool(relay("relay"));
     let fixture = Fixture::with(builder, &[&writer]).await;
     let plan = fixture.begin(PlanOptions::new().read_only()).unwrap();
@@ -764,10 +738,7 @@ async fn each_call_carries_the_identity_of_its_own_plan() {
         fixture.begin(options).unwrap()
     };
     let (a, b) = (tenant("a"), tenant("b"));
-    let (of_a, of_b) = tokio::join!(
-        a.execute("whoami", json!({})),
-        b.execute("whoami", json!({}))
-    );
+    let (of_a, of_b) = tokio::join!(a.execute("whoami", json!({})), b.execute("whoami", json!({})));
     assert_eq!(of_a.unwrap().output, json!("a"));
     assert_eq!(of_b.unwrap().output, json!("b"));
     drop((a, b));

@@ -64,11 +64,7 @@ async fn p15_a_child_sees_the_tools_of_its_parent() {
 async fn p15_a_child_that_ends_leaves_its_parent_open() {
     let fixture = Fixture::paused(&[]).await;
     let parent = fixture.plan();
-    parent
-        .begin_child(PlanOptions::new())
-        .unwrap()
-        .finish()
-        .await;
+    parent.begin_child(PlanOptions::new()).unwrap().finish().await;
     drop(parent.begin_child(PlanOptions::new()).unwrap());
     assert_eq!(parent.end_reason(), None);
     assert_eq!(fixture.stats().plans, 1);
@@ -157,9 +153,7 @@ async fn p15_a_child_starts_nothing_once_the_token_of_its_parent_is_cancelled() 
 async fn p15_no_child_begins_once_the_token_of_its_parent_is_cancelled() {
     let fixture = Fixture::paused(&[]).await;
     let token = CancellationToken::new();
-    let parent = fixture
-        .begin(PlanOptions::new().token(token.clone()))
-        .unwrap();
+    let parent = fixture.begin(PlanOptions::new().token(token.clone())).unwrap();
     token.cancel();
     assert!(parent.begin_child(PlanOptions::new()).is_err());
     assert_eq!(parent.end_reason(), Some(EndReason::Cancelled));
@@ -169,21 +163,16 @@ async fn p15_no_child_begins_once_the_token_of_its_parent_is_cancelled() {
 #[tokio::test(start_paused = true)]
 async fn p15_a_tool_begins_a_child_of_its_own_plan() {
     let writer = Probe::new("writer");
-    let agent = ToolSpec::new("agent")
-        .read_only()
-        .handler(async |ctx, _: Value| {
-            let child = ctx.begin_child(PlanOptions::new())?;
-            let refused = child.execute("writer", json!({})).await.is_err();
-            child.finish().await;
-            Ok(refused)
-        });
+    let agent = ToolSpec::new("agent").read_only().handler(async |ctx, _: Value| {
+        let child = ctx.begin_child(PlanOptions::new())?;
+        let refused = child.execute("writer", json!({})).await.is_err();
+        child.finish().await;
+        Ok(refused)
+    });
     let builder = paused().tool(agent);
     let fixture = Fixture::with(builder, &[&writer]).await;
     let plan = fixture.begin(PlanOptions::new().read_only()).unwrap();
-    assert_eq!(
-        plan.execute("agent", json!({})).await.unwrap().output,
-        json!(true)
-    );
+    assert_eq!(plan.execute("agent", json!({})).await.unwrap().output, json!(true));
     assert_eq!(writer.counts(), ProbeCounts::default());
     fixture.end().await;
 }
@@ -207,13 +196,7 @@ async fn p15_a_grandchild_ends_with_the_first_of_the_line() {
     let parent = fixture.plan();
     let child = parent.begin_child(PlanOptions::new()).unwrap();
     let grandchild = child.begin_child(PlanOptions::new()).unwrap();
-    assert!(
-        grandchild
-            .execute("probe", json!({}))
-            .await
-            .unwrap()
-            .success
-    );
+    assert!(grandchild.execute("probe", json!({})).await.unwrap().success);
     parent.finish().await;
     assert_eq!(grandchild.end_reason(), Some(EndReason::ParentEnded));
     assert_eq!(probe.counts().deactivations, 1);
@@ -261,9 +244,7 @@ async fn p15_a_child_ends_within_what_is_left_to_its_parent() {
     let hasty = Deadlines::default().end(3 * SECOND);
     let options = PlanOptions::new().deadlines(hasty);
     let parent = fixture.begin(options).unwrap();
-    let patient = Deadlines::default()
-        .end(60 * SECOND)
-        .deactivate(60 * SECOND);
+    let patient = Deadlines::default().end(60 * SECOND).deactivate(60 * SECOND);
     let options = PlanOptions::new().deadlines(patient);
     let child = parent.begin_child(options).unwrap();
     assert!(child.execute("probe", json!({})).await.unwrap().success);
@@ -510,9 +491,7 @@ async fn p15_a_child_may_not_bind_what_its_parent_does_not() {
     let bound = BoundResource::new("db", "postgres", "db.example:5432");
     let parent = fixture.begin(PlanOptions::new().resource(bound)).unwrap();
     let forged = BoundResource::new("db", "postgres", "production.example:5432");
-    let error = parent
-        .begin_child(PlanOptions::new().resource(forged))
-        .unwrap_err();
+    let error = parent.begin_child(PlanOptions::new().resource(forged)).unwrap_err();
     assert_eq!(error.code(), OutcomeCode::AccessDenied);
     assert!(error.to_string().contains("`db`"), "{error}");
     assert_eq!(fixture.stats().plans, 1);
@@ -522,13 +501,9 @@ async fn p15_a_child_may_not_bind_what_its_parent_does_not() {
 #[tokio::test(start_paused = true)]
 async fn p15_a_child_inherits_the_metadata_and_may_add_to_it() {
     let fixture = Fixture::paused(&[]).await;
-    let options = PlanOptions::new()
-        .metadata("tenant", "a")
-        .metadata("depth", 0);
+    let options = PlanOptions::new().metadata("tenant", "a").metadata("depth", 0);
     let parent = fixture.begin(options).unwrap();
-    let child = parent
-        .begin_child(PlanOptions::new().metadata("depth", 1))
-        .unwrap();
+    let child = parent.begin_child(PlanOptions::new().metadata("depth", 1)).unwrap();
     let ctx = execution_context(&child);
     let metadata = Value::from(ctx.metadata().clone());
     assert_eq!(metadata, json!({"tenant": "a", "depth": 1}));

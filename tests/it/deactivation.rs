@@ -37,9 +37,7 @@ async fn active(probe: &Probe) -> (Fixture, Plan) {
 
 fn outcomes(report: &PlanReport) -> Vec<(String, DeactivationOutcome)> {
     let records = report.deactivations().into_iter();
-    records
-        .map(|record| (record.name, record.outcome))
-        .collect()
+    records.map(|record| (record.name, record.outcome)).collect()
 }
 
 #[expect(clippy::mem_forget, reason = "a leak is what the test is about")]
@@ -54,10 +52,7 @@ async fn p4_finish_deactivates_before_it_returns() {
     let probe = Probe::new("tool").on_deactivate(Step::Yield(2));
     let (fixture, plan) = active(&probe).await;
     let report = plan.finish().await;
-    assert_eq!(
-        outcomes(&report),
-        [("local/tool".to_owned(), DeactivationOutcome::Ok)]
-    );
+    assert_eq!(outcomes(&report), [("local/tool".to_owned(), DeactivationOutcome::Ok)]);
     assert_eq!(fixture.stats().plans, 0);
     fixture.end().await;
 }
@@ -67,10 +62,7 @@ async fn p4_fail_deactivates_before_it_returns() {
     let probe = Probe::new("tool").on_deactivate(Step::Yield(2));
     let (fixture, plan) = active(&probe).await;
     let report = plan.fail().await;
-    assert_eq!(
-        (report.reason(), report.deactivations().len()),
-        (EndReason::Failed, 1)
-    );
+    assert_eq!((report.reason(), report.deactivations().len()), (EndReason::Failed, 1));
     fixture.end().await;
 }
 
@@ -89,9 +81,7 @@ async fn p4_a_cancelled_token_deactivates() {
     let probe = Probe::new("tool");
     let fixture = Fixture::new(&[&probe]).await;
     let token = CancellationToken::new();
-    let plan = fixture
-        .begin(PlanOptions::new().token(token.clone()))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().token(token.clone())).unwrap();
     call(&plan, "tool").await.unwrap();
     token.cancel();
     until(|| probe.counts().deactivations == 1).await;
@@ -217,9 +207,7 @@ async fn p4_an_activation_that_ignores_the_end_is_cut_to_the_budget() {
     let probe = Probe::new("tool").on_activate(Step::Never);
     let fixture = Fixture::paused(&[&probe]).await;
     let deadlines = Deadlines::default().end(Duration::from_secs(3));
-    let plan = fixture
-        .begin(PlanOptions::new().deadlines(deadlines))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().deadlines(deadlines)).unwrap();
     let mut waiting = task::spawn(call(&plan, "tool"));
     assert_pending!(waiting.poll());
     drop(waiting);
@@ -234,9 +222,7 @@ async fn p4_an_activation_that_ignores_the_end_is_cut_to_the_budget() {
 async fn p4_an_activation_whose_future_panics_in_its_drop_is_deactivated() {
     let probe = Probe::new("tool");
     let tool = BombInFuture(Arc::new(probe.tool()));
-    let fixture = Fixture::with(ToolRuntime::builder().tool(tool), &[])
-        .await
-        .track(&probe);
+    let fixture = Fixture::with(ToolRuntime::builder().tool(tool), &[]).await.track(&probe);
     let plan = fixture.plan();
     assert!(call(&plan, "tool").await.unwrap().success);
     plan.finish().await;
@@ -248,10 +234,7 @@ async fn p4_an_activation_whose_future_panics_in_its_drop_is_deactivated() {
 
 #[tokio::test]
 async fn p4_a_panic_in_one_activation_leaves_the_other_instance_to_be_deactivated() {
-    let (broken, whole) = (
-        Probe::new("broken").on_activate(Step::Panic),
-        Probe::new("whole"),
-    );
+    let (broken, whole) = (Probe::new("broken").on_activate(Step::Panic), Probe::new("whole"));
     let fixture = Fixture::new(&[&broken, &whole]).await;
     let plan = fixture.plan();
     call(&plan, "whole").await.unwrap();
@@ -273,10 +256,7 @@ async fn p4_a_panic_in_the_drop_of_an_instance_is_contained() {
     let probe = Probe::new("tool").panics_in_drop();
     let (fixture, plan) = active(&probe).await;
     let report = plan.finish().await;
-    assert_eq!(
-        outcomes(&report),
-        [("local/tool".to_owned(), DeactivationOutcome::Ok)]
-    );
+    assert_eq!(outcomes(&report), [("local/tool".to_owned(), DeactivationOutcome::Ok)]);
     fixture.end().await;
 }
 
@@ -387,10 +367,7 @@ fn p4_clean_up_has_timers_though_the_caller_has_none() {
     let probe = Probe::new("tool").on_deactivate(Step::Slow(Duration::ZERO));
     let (fixture, plan) = block_on(active(&probe));
     let report = block_on(plan.finish());
-    assert_eq!(
-        outcomes(&report),
-        [("local/tool".to_owned(), DeactivationOutcome::Ok)]
-    );
+    assert_eq!(outcomes(&report), [("local/tool".to_owned(), DeactivationOutcome::Ok)]);
     block_on(fixture.end());
 }
 
@@ -399,10 +376,7 @@ fn one_thread() -> Runtime {
 }
 
 fn many_threads() -> Runtime {
-    Builder::new_multi_thread()
-        .worker_threads(2)
-        .build()
-        .unwrap()
+    Builder::new_multi_thread().worker_threads(2).build().unwrap()
 }
 
 /// A task owns a plan and is in the middle of a call when its runtime ends.
@@ -475,9 +449,7 @@ async fn p4_a_leaked_call_is_deactivated_under_after_its_grace() {
     let probe = Probe::new("tool").on_execute(Step::Never);
     let fixture = Fixture::new(&[&probe]).await;
     let deadlines = Deadlines::default().grace(Duration::ZERO);
-    let plan = fixture
-        .begin(PlanOptions::new().deadlines(deadlines))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().deadlines(deadlines)).unwrap();
     let mut stuck = Box::pin(call(&plan, "tool"));
     tokio::select! { biased; _ = &mut stuck => {}, () = until(|| probe.counts().executions == 1) => {} }
     leak(stuck);
@@ -509,9 +481,7 @@ async fn p4_the_runtime_dropped_in_async_code_on_one_thread() {
 async fn p4_the_runtime_dropped_in_async_code_on_many_threads() {
     let probe = Probe::new("tool").on_deactivate(Step::Yield(3));
     let (fixture, plan) = active(&probe).await;
-    tokio::spawn(async move { fixture.end_by_drop() })
-        .await
-        .unwrap();
+    tokio::spawn(async move { fixture.end_by_drop() }).await.unwrap();
     assert_eq!(probe.counts().deactivations, 1);
     drop(plan);
 }
@@ -536,17 +506,12 @@ fn p4_the_runtime_dropped_under_a_call() {
     let probe = Probe::new("tool").on_execute(Step::Never);
     let fixture = block_on(Fixture::new(&[&probe]));
     let deadlines = Deadlines::default().grace(Duration::ZERO);
-    let plan = fixture
-        .begin(PlanOptions::new().deadlines(deadlines))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().deadlines(deadlines)).unwrap();
     let mut running = task::spawn(call(&plan, "tool"));
     assert_pending!(running.poll());
     fixture.end_by_drop();
     assert_eq!(probe.counts().deactivations, 1);
-    assert!(matches!(
-        block_on(running),
-        Err(CallError::Runtime(ToolRuntimeError::ShutDown))
-    ));
+    assert!(matches!(block_on(running), Err(CallError::Runtime(ToolRuntimeError::ShutDown))));
 }
 
 #[tokio::test]
@@ -563,10 +528,7 @@ async fn p4_the_runtime_dropped_by_a_tools_activate() {
     });
     let plan = plan_whose_tool_owns_the_runtime(&place, &other, hooked).await;
     let called = within(call(&plan, "tool")).await;
-    assert!(matches!(
-        called,
-        Err(CallError::Runtime(ToolRuntimeError::ShutDown))
-    ));
+    assert!(matches!(called, Err(CallError::Runtime(ToolRuntimeError::ShutDown))));
     until(|| (other.counts().deactivations, probe.counts().deactivations) == (1, 1)).await;
     other.assert_balanced();
     probe.assert_balanced();
@@ -642,10 +604,8 @@ fn p4_a_deactivation_that_the_keeper_did_not_come_to_runs_all_the_same() {
         block.block();
         async { Ok(()) }
     });
-    let builder = ToolRuntime::builder()
-        .keeper_threads(1)
-        .drop_wait(Duration::from_millis(1))
-        .tool(hooked);
+    let builder =
+        ToolRuntime::builder().keeper_threads(1).drop_wait(Duration::from_millis(1)).tool(hooked);
     let runtime = block_on(builder.tool(queued.tool()).build()).unwrap();
     let first = runtime.begin(PlanOptions::new()).unwrap();
     let second = runtime.begin(PlanOptions::new()).unwrap();
@@ -740,10 +700,7 @@ async fn p7_a_deactivation_that_panics_after_an_await_stands_in_the_report() {
     let probe = Probe::new("tool").on_deactivate(Step::YieldPanic(2));
     let (fixture, plan) = active(&probe).await;
     let report = plan.finish().await;
-    assert!(matches!(
-        &outcomes(&report)[..],
-        [(_, DeactivationOutcome::Panicked(_))]
-    ));
+    assert!(matches!(&outcomes(&report)[..], [(_, DeactivationOutcome::Panicked(_))]));
     fixture.end().await;
 }
 
@@ -771,10 +728,7 @@ async fn p7_a_deactivation_that_never_returns_is_dropped_at_its_deadline() {
     let began = Instant::now();
     let report = plan.finish().await;
     assert_about(began.elapsed(), 10_000);
-    assert_eq!(
-        outcomes(&report),
-        [("local/tool".to_owned(), DeactivationOutcome::TimedOut)]
-    );
+    assert_eq!(outcomes(&report), [("local/tool".to_owned(), DeactivationOutcome::TimedOut)]);
     assert_about(report.deactivations()[0].took, 10_000);
     fixture.end().await;
 }
@@ -790,10 +744,7 @@ async fn p7_a_deactivation_that_hangs_and_panics_in_its_drop_is_contained() {
     let plan = fixture.plan();
     call(&plan, "tool").await.unwrap();
     let report = plan.finish().await;
-    assert_eq!(
-        outcomes(&report),
-        [("local/tool".to_owned(), DeactivationOutcome::TimedOut)]
-    );
+    assert_eq!(outcomes(&report), [("local/tool".to_owned(), DeactivationOutcome::TimedOut)]);
     fixture.end().await;
 }
 
@@ -812,19 +763,10 @@ async fn p7_the_others_are_deactivated_whatever_one_does() {
         call(&plan, tool).await.unwrap();
     }
     let report = plan.finish().await;
-    let names: Vec<_> = outcomes(&report)
-        .into_iter()
-        .map(|(name, _)| name)
-        .collect();
+    let names: Vec<_> = outcomes(&report).into_iter().map(|(name, _)| name).collect();
     assert_eq!(
         names,
-        [
-            "local/fails",
-            "local/panics",
-            "local/bursts",
-            "local/whole",
-            "local/hangs"
-        ]
+        ["local/fails", "local/panics", "local/bursts", "local/whole", "local/hangs"]
     );
     assert_eq!(report.errors().len(), 3);
     fixture.end().await;
@@ -851,17 +793,12 @@ async fn p7_the_total_budget_cuts_a_deactivation() {
     let probe = Probe::new("tool").on_deactivate(Step::Never);
     let fixture = Fixture::paused(&[&probe]).await;
     let deadlines = Deadlines::default().end(Duration::from_secs(1));
-    let plan = fixture
-        .begin(PlanOptions::new().deadlines(deadlines))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().deadlines(deadlines)).unwrap();
     call(&plan, "tool").await.unwrap();
     let began = Instant::now();
     let report = plan.finish().await;
     assert_about(began.elapsed(), 1_000);
-    assert_eq!(
-        outcomes(&report),
-        [("local/tool".to_owned(), DeactivationOutcome::TimedOut)]
-    );
+    assert_eq!(outcomes(&report), [("local/tool".to_owned(), DeactivationOutcome::TimedOut)]);
     fixture.end().await;
 }
 
@@ -871,9 +808,7 @@ async fn p7_a_hanging_tool_does_not_starve_what_is_under_it() {
     let probe = Probe::new("tool").needs(&wire).on_deactivate(Step::Never);
     let fixture = Fixture::paused(&[&probe]).await.track(&wire);
     let deadlines = Deadlines::default().end(Duration::from_secs(1));
-    let plan = fixture
-        .begin(PlanOptions::new().deadlines(deadlines))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().deadlines(deadlines)).unwrap();
     call(&plan, "tool").await.unwrap();
     let began = Instant::now();
     let report = plan.finish().await;
@@ -894,9 +829,7 @@ async fn p7_past_the_budget_a_deactivation_has_250_ms_and_no_more() {
     let probe = Probe::new("tool").needs(&wire).on_deactivate(Step::Never);
     let fixture = Fixture::paused(&[&probe]).await.track(&wire);
     let deadlines = Deadlines::default().end(Duration::from_secs(1));
-    let plan = fixture
-        .begin(PlanOptions::new().deadlines(deadlines))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().deadlines(deadlines)).unwrap();
     call(&plan, "tool").await.unwrap();
     let began = Instant::now();
     let report = plan.finish().await;
@@ -910,15 +843,10 @@ async fn p7_a_plan_without_any_budget_still_gives_250_ms() {
     let probe = Probe::new("tool").on_deactivate(Step::Slow(Duration::from_millis(240)));
     let fixture = Fixture::paused(&[&probe]).await;
     let deadlines = Deadlines::default().end(Duration::ZERO);
-    let plan = fixture
-        .begin(PlanOptions::new().deadlines(deadlines))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().deadlines(deadlines)).unwrap();
     call(&plan, "tool").await.unwrap();
     let report = plan.finish().await;
-    assert_eq!(
-        outcomes(&report),
-        [("local/tool".to_owned(), DeactivationOutcome::Ok)]
-    );
+    assert_eq!(outcomes(&report), [("local/tool".to_owned(), DeactivationOutcome::Ok)]);
     fixture.end().await;
 }
 
@@ -960,10 +888,7 @@ async fn p7_clean_up_has_a_fresh_token_and_knows_why_the_plan_ended() {
     call(&plan, "tool").await.unwrap();
     plan.cancel();
     plan.finish().await;
-    assert_eq!(
-        *seen.lock().unwrap(),
-        Some((Some(EndReason::Cancelled), false))
-    );
+    assert_eq!(*seen.lock().unwrap(), Some((Some(EndReason::Cancelled), false)));
     fixture.end().await;
 }
 

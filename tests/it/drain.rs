@@ -114,10 +114,7 @@ async fn p5_a_cancelled_call_that_outlasts_the_grace_is_cancelled() {
     let running = tokio::spawn(call(&plan, "tool"));
     until(|| probe.counts().executions == 1).await;
     plan.cancel();
-    assert!(matches!(
-        running.await.unwrap(),
-        Err(CallError::Cancelled(_))
-    ));
+    assert!(matches!(running.await.unwrap(), Err(CallError::Cancelled(_))));
     plan.finish().await;
     fixture.end().await;
 }
@@ -140,12 +137,8 @@ async fn p5_without_a_grace_a_call_is_dropped_at_once() {
 async fn p5_the_grace_is_never_longer_than_the_budget() {
     let probe = Probe::new("tool").on_execute(Step::Never);
     let fixture = Fixture::paused(&[&probe]).await;
-    let deadlines = Deadlines::default()
-        .grace(Duration::from_secs(60))
-        .end(Duration::from_secs(1));
-    let plan = fixture
-        .begin(PlanOptions::new().deadlines(deadlines))
-        .unwrap();
+    let deadlines = Deadlines::default().grace(Duration::from_secs(60)).end(Duration::from_secs(1));
+    let plan = fixture.begin(PlanOptions::new().deadlines(deadlines)).unwrap();
     let running = tokio::spawn(call(&plan, "tool"));
     until(|| probe.counts().executions == 1).await;
     let began = Instant::now();
@@ -293,15 +286,9 @@ async fn p5_a_tool_that_blocks_its_thread_is_reported_as_overrun() {
 #[tokio::test]
 async fn p5_a_blocked_poll_that_returns_before_the_drain_deadline_is_no_overrun() {
     let (probe, blocker) = (Probe::new("tool"), Blocker::default());
-    let fixture = blocking(&probe, &blocker)
-        .fixture(ToolRuntime::builder())
-        .await;
-    let deadlines = Deadlines::default()
-        .grace(Duration::ZERO)
-        .drain(Duration::from_secs(20));
-    let plan = fixture
-        .begin(PlanOptions::new().deadlines(deadlines))
-        .unwrap();
+    let fixture = blocking(&probe, &blocker).fixture(ToolRuntime::builder()).await;
+    let deadlines = Deadlines::default().grace(Duration::ZERO).drain(Duration::from_secs(20));
+    let plan = fixture.begin(PlanOptions::new().deadlines(deadlines)).unwrap();
     let running = call(&plan, "tool");
     let caller = std::thread::spawn(move || block_on(running));
     until(|| blocker.is_blocking()).await;
@@ -323,9 +310,7 @@ async fn p5_a_deactivation_by_hand_waits_for_the_running_call_and_does_not_cance
     let latch = CancellationToken::new();
     let probe = Probe::new("tool").on_execute(Step::Until(latch.clone()));
     let place = Arc::new(Mutex::new(None));
-    let fixture = keeping_its_context(&probe, &place)
-        .fixture(ToolRuntime::builder())
-        .await;
+    let fixture = keeping_its_context(&probe, &place).fixture(ToolRuntime::builder()).await;
     let plan = fixture.plan();
     let mut running = task::spawn(call(&plan, "tool"));
     assert_pending!(running.poll());
@@ -432,18 +417,13 @@ async fn p5_a_result_within_the_grace_of_the_calls_own_token_is_returned() {
 async fn p5_a_context_that_outlives_its_plan_can_start_nothing() {
     let probe = Probe::new("tool");
     let place = Arc::new(Mutex::new(None));
-    let fixture = keeping_its_context(&probe, &place)
-        .fixture(ToolRuntime::builder())
-        .await;
+    let fixture = keeping_its_context(&probe, &place).fixture(ToolRuntime::builder()).await;
     let plan = fixture.plan();
     call(&plan, "tool").await.unwrap();
     plan.finish().await;
     let ctx = place.lock().unwrap().take().unwrap();
     let nested = ctx.execute_nested("tool", &json!({})).await;
-    assert!(matches!(
-        nested,
-        Err(CallError::Runtime(ToolRuntimeError::PlanEnded { .. }))
-    ));
+    assert!(matches!(nested, Err(CallError::Runtime(ToolRuntimeError::PlanEnded { .. }))));
     fixture.end().await;
 }
 

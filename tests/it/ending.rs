@@ -72,10 +72,7 @@ async fn p8_a_cancel_after_finish_changes_nothing() {
     plan.finish().await;
     handle.cancel();
     assert_eq!(handle.end_reason(), Some(EndReason::Finished));
-    assert_eq!(
-        ended_because(call(&handle, "tool").await),
-        EndReason::Finished
-    );
+    assert_eq!(ended_because(call(&handle, "tool").await), EndReason::Finished);
     fixture.end().await;
 }
 
@@ -127,10 +124,7 @@ async fn p8_a_call_after_finish_is_refused_and_activates_nothing() {
     let plan = fixture.plan();
     let handle = plan.handle();
     plan.finish().await;
-    assert_eq!(
-        ended_because(call(&handle, "tool").await),
-        EndReason::Finished
-    );
+    assert_eq!(ended_because(call(&handle, "tool").await), EndReason::Finished);
     assert_eq!(probe.counts().activations, 0);
     fixture.end().await;
 }
@@ -141,10 +135,7 @@ async fn p8_a_call_after_fail_is_refused_with_that_reason() {
     let plan = fixture.plan();
     let handle = plan.handle();
     plan.fail().await;
-    assert_eq!(
-        ended_because(call(&handle, "tool").await),
-        EndReason::Failed
-    );
+    assert_eq!(ended_because(call(&handle, "tool").await), EndReason::Failed);
     fixture.end().await;
 }
 
@@ -154,10 +145,7 @@ async fn p8_a_call_after_the_drop_is_refused_with_that_reason() {
     let plan = fixture.plan();
     let handle = plan.handle();
     drop(plan);
-    assert_eq!(
-        ended_because(call(&handle, "tool").await),
-        EndReason::Dropped
-    );
+    assert_eq!(ended_because(call(&handle, "tool").await), EndReason::Dropped);
     fixture.end().await;
 }
 
@@ -166,10 +154,7 @@ async fn p8_a_call_after_a_cancel_is_cancelled_and_activates_nothing() {
     let (probe, fixture) = one_tool().await;
     let plan = fixture.plan();
     plan.cancel();
-    assert!(matches!(
-        call(&plan, "tool").await,
-        Err(CallError::Cancelled(_))
-    ));
+    assert!(matches!(call(&plan, "tool").await, Err(CallError::Cancelled(_))));
     plan.finish().await;
     assert_eq!(probe.counts().activations, 0);
     fixture.end().await;
@@ -234,10 +219,7 @@ async fn p8_a_call_that_waits_for_an_activation_ends_at_once_with_the_plan() {
     assert_pending!(waiting.poll());
     plan.cancel();
     assert!(waiting.is_woken());
-    assert!(matches!(
-        assert_ready!(waiting.poll()),
-        Err(CallError::Cancelled(_))
-    ));
+    assert!(matches!(assert_ready!(waiting.poll()), Err(CallError::Cancelled(_))));
     latch.cancel();
     plan.finish().await;
     fixture.end().await;
@@ -322,10 +304,7 @@ async fn p8_a_call_right_after_the_token_was_cancelled_is_cancelled() {
     let plan = fixture.begin(options).unwrap();
     token.cancel();
     let mut late = task::spawn(call(&plan, "tool"));
-    assert!(matches!(
-        assert_ready!(late.poll()),
-        Err(CallError::Cancelled(_))
-    ));
+    assert!(matches!(assert_ready!(late.poll()), Err(CallError::Cancelled(_))));
     drop(plan);
     assert_eq!(probe.counts().activations, 0);
     fixture.end().await;
@@ -337,10 +316,7 @@ async fn p8_a_plan_begun_with_a_cancelled_token_runs_nothing() {
     let token = CancellationToken::new();
     token.cancel();
     let plan = fixture.begin(PlanOptions::new().token(token)).unwrap();
-    assert!(matches!(
-        call(&plan, "tool").await,
-        Err(CallError::Cancelled(_))
-    ));
+    assert!(matches!(call(&plan, "tool").await, Err(CallError::Cancelled(_))));
     assert_eq!(plan.finish().await.reason(), EndReason::Cancelled);
     assert_eq!(probe.counts().activations, 0);
     fixture.end().await;
@@ -422,10 +398,7 @@ async fn p8_two_shutdowns_at_once_both_wait() {
 async fn p8_begin_after_a_shutdown_is_refused() {
     let (_, fixture) = one_tool().await;
     fixture.shutdown(Duration::from_secs(20)).await;
-    assert!(matches!(
-        fixture.begin(PlanOptions::new()),
-        Err(ToolRuntimeError::ShutDown)
-    ));
+    assert!(matches!(fixture.begin(PlanOptions::new()), Err(ToolRuntimeError::ShutDown)));
     assert_eq!(fixture.stats().plans, 0);
     fixture.end().await;
 }
@@ -561,10 +534,7 @@ async fn p8_a_runtime_handle_outlives_its_runtime_and_gives_nothing() {
     let id = plan.id();
     drop(plan);
     fixture.end().await;
-    assert!(matches!(
-        runtime.begin(PlanOptions::new()),
-        Err(ToolRuntimeError::ShutDown)
-    ));
+    assert!(matches!(runtime.begin(PlanOptions::new()), Err(ToolRuntimeError::ShutDown)));
     assert!(runtime.plan(id).is_none());
     assert!(!runtime.cancel(id));
 }
@@ -586,9 +556,8 @@ async fn p8_a_plan_outlives_its_runtime_and_its_calls_are_refused() {
 #[tokio::test]
 async fn p8_run_finishes_the_plan_and_gives_the_value() {
     let (probe, fixture) = one_tool().await;
-    let ran = fixture.run(PlanOptions::new(), async |plan| {
-        call(&plan, "tool").await.unwrap().success
-    });
+    let ran =
+        fixture.run(PlanOptions::new(), async |plan| call(&plan, "tool").await.unwrap().success);
     let (value, report) = ran.await.unwrap();
     assert!(value);
     assert_eq!(report.reason(), EndReason::Finished);
@@ -605,10 +574,7 @@ fn p8_a_panic_in_run_goes_on_after_the_clean_up() {
         panic!("the body panics");
     });
     let panicked = catch_unwind(AssertUnwindSafe(|| block_on(ran).is_ok()));
-    assert_eq!(
-        panicked.unwrap_err().downcast_ref(),
-        Some(&"the body panics")
-    );
+    assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"the body panics"));
     let stats = fixture.stats();
     assert_eq!((stats.deactivated, stats.plans), (1, 0));
     block_on(fixture.end());
@@ -666,10 +632,7 @@ fn p9_a_plan_dropped_by_a_panic_adds_no_panic() {
         let _plan = plan;
         panic!("the owner panics");
     }));
-    assert_eq!(
-        panicked.unwrap_err().downcast_ref(),
-        Some(&"the owner panics")
-    );
+    assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"the owner panics"));
     assert_eq!(handle.end_reason(), Some(EndReason::Panicked));
     block_on(fixture.end());
 }
@@ -745,9 +708,7 @@ fn p9_the_drop_of_the_runtime_is_bounded() {
 #[test]
 fn p9_the_drop_of_the_runtime_is_bounded_by_a_blocked_keeper_too() {
     let (probe, blocker) = (Probe::new("tool").off_thread(), Blocker::default());
-    let builder = ToolRuntime::builder()
-        .keeper_threads(1)
-        .drop_wait(Duration::from_millis(1));
+    let builder = ToolRuntime::builder().keeper_threads(1).drop_wait(Duration::from_millis(1));
     let fixture = block_on(blocking(&probe, &blocker).fixture(builder));
     let plan = fixture.plan();
     block_on(call(&plan, "tool")).unwrap();

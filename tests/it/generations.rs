@@ -161,9 +161,7 @@ async fn p1_activation_by_hand_makes_the_next_generation() {
 async fn p1_the_host_may_make_as_many_generations_as_it_likes() {
     let probe = Probe::new("tool");
     let fixture = Fixture::new(&[&probe]).await;
-    let plan = fixture
-        .begin(PlanOptions::new().max_generations(1))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().max_generations(1)).unwrap();
     for _ in 0..5 {
         plan.activate("tool").await.unwrap();
         assert!(plan.deactivate("tool").await);
@@ -393,9 +391,8 @@ async fn p1_the_call_after_a_taint_makes_the_next_generation() {
 #[tokio::test]
 async fn p1_the_call_after_a_taint_waits_for_the_deactivation() {
     let latch = CancellationToken::new();
-    let probe = Probe::new("tool")
-        .taints(true)
-        .on_deactivate([Step::Until(latch.clone()), Step::Ok]);
+    let probe =
+        Probe::new("tool").taints(true).on_deactivate([Step::Until(latch.clone()), Step::Ok]);
     let fixture = Fixture::new(&[&probe]).await;
     let plan = fixture.plan();
     call(&plan, "tool").await.unwrap();
@@ -412,9 +409,7 @@ async fn p1_the_call_after_a_taint_waits_for_the_deactivation() {
 #[tokio::test]
 async fn p1_a_call_that_waits_for_a_tainted_instance_to_go_ends_with_the_plan() {
     let latch = CancellationToken::new();
-    let probe = Probe::new("tool")
-        .taints(true)
-        .on_deactivate(Step::Until(latch.clone()));
+    let probe = Probe::new("tool").taints(true).on_deactivate(Step::Until(latch.clone()));
     let fixture = Fixture::new(&[&probe]).await;
     let plan = fixture.plan();
     call(&plan, "tool").await.unwrap();
@@ -448,9 +443,7 @@ async fn p1_three_tainted_instances_are_the_most_by_default() {
 async fn p1_a_plan_may_allow_no_second_instance() {
     let probe = Probe::new("tool").taints(true);
     let fixture = Fixture::new(&[&probe]).await;
-    let plan = fixture
-        .begin(PlanOptions::new().max_generations(1))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().max_generations(1)).unwrap();
     call(&plan, "tool").await.unwrap();
     let error = activation_error(within(call(&plan, "tool")).await);
     assert_eq!(error.phase(), ActivationPhase::Exhausted);
@@ -462,9 +455,7 @@ async fn p1_a_plan_may_allow_no_second_instance() {
 async fn p1_activation_by_hand_brings_back_what_was_tainted_too_often() {
     let probe = Probe::new("tool").taints(true);
     let fixture = Fixture::new(&[&probe]).await;
-    let plan = fixture
-        .begin(PlanOptions::new().max_generations(1))
-        .unwrap();
+    let plan = fixture.begin(PlanOptions::new().max_generations(1)).unwrap();
     call(&plan, "tool").await.unwrap();
     activation_error(within(call(&plan, "tool")).await);
     plan.activate("tool").await.unwrap();
@@ -498,9 +489,7 @@ async fn p1_two_calls_that_taint_one_instance_retire_it_once() {
 #[tokio::test]
 async fn p5_a_taint_does_not_cancel_the_other_calls_of_the_instance() {
     let latch = CancellationToken::new();
-    let probe = Probe::new("tool")
-        .taints(true)
-        .on_execute([Step::Until(latch.clone()), Step::Ok]);
+    let probe = Probe::new("tool").taints(true).on_execute([Step::Until(latch.clone()), Step::Ok]);
     let fixture = Fixture::new(&[&probe]).await;
     let plan = fixture.plan();
     let mut running = task::spawn(call(&plan, "tool"));

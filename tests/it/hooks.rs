@@ -58,17 +58,12 @@ pub(crate) fn this_thread() -> String {
 #[track_caller]
 pub(crate) fn assert_about(time: Duration, millis: u64) {
     let most = Duration::from_millis(millis + 10);
-    assert!(
-        (Duration::from_millis(millis)..most).contains(&time),
-        "{time:?} and not {millis} ms"
-    );
+    assert!((Duration::from_millis(millis)..most).contains(&time), "{time:?} and not {millis} ms");
 }
 
 /// Awaits what must come.
 pub(crate) async fn within<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, work)
-        .await
-        .expect("it did not come in time")
+    tokio::time::timeout(PATIENCE, work).await.expect("it did not come in time")
 }
 
 /// Waits for an event that has no signal of its own.
@@ -128,9 +123,8 @@ impl Blocker {
         let (state, changed) = &*self.0;
         let mut state = state.lock().unwrap();
         state.0 = true;
-        let (state, waited) = changed
-            .wait_timeout_while(state, PATIENCE, |(_, released)| !*released)
-            .unwrap();
+        let (state, waited) =
+            changed.wait_timeout_while(state, PATIENCE, |(_, released)| !*released).unwrap();
         drop(state);
         assert!(!waited.timed_out(), "nobody released the thread");
     }
@@ -170,11 +164,7 @@ struct Hooks {
 impl Hooked {
     pub(crate) fn new(probe: &Probe) -> Self {
         let (probe, tool) = (probe.clone(), Arc::new(probe.tool()));
-        Self {
-            probe,
-            tool,
-            hooks: Hooks::default(),
-        }
+        Self { probe, tool, hooks: Hooks::default() }
     }
 
     pub(crate) fn before_activate<F, Fut>(mut self, hook: F) -> Self

@@ -140,9 +140,7 @@ async fn p12_a_tool_that_a_person_must_approve_is_refused_without_an_approver() 
 
 #[tokio::test(start_paused = true)]
 async fn p12_to_allow_unsafe_tools_is_no_approval() {
-    let capability = ToolCapability::writes()
-        .is_unsafe()
-        .human_approval_required();
+    let capability = ToolCapability::writes().is_unsafe().human_approval_required();
     let code = gate(capability, PlanOptions::new().allow_unsafe()).await;
     assert_eq!(code, OutcomeCode::ApprovalRequired);
 }
@@ -239,10 +237,7 @@ async fn p12_an_ended_plan_activates_nothing_by_hand() {
     let fixture = Fixture::paused(&[&probe]).await;
     let plan = fixture.plan();
     plan.cancel();
-    assert!(matches!(
-        plan.activate("probe").await,
-        Err(CallError::Cancelled(_))
-    ));
+    assert!(matches!(plan.activate("probe").await, Err(CallError::Cancelled(_))));
     assert_eq!(probe.counts(), ProbeCounts::default());
     fixture.end().await;
 }

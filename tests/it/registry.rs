@@ -22,10 +22,7 @@ fn name(text: &str) -> ToolName {
 #[track_caller]
 fn problem(text: &str) -> String {
     let problem = ToolName::parse(text).unwrap_err().to_string();
-    assert!(
-        problem.ends_with("the form is `[[server:]namespace/]name`"),
-        "{problem}"
-    );
+    assert!(problem.ends_with("the form is `[[server:]namespace/]name`"), "{problem}");
     problem
 }
 
@@ -138,10 +135,7 @@ fn the_text_of_a_bad_name_is_cut_in_its_error() {
 #[test]
 fn a_name_is_its_text_in_json() {
     let read: ToolName = serde_json::from_value(json!("word-count")).unwrap();
-    assert_eq!(
-        serde_json::to_value(read).unwrap(),
-        json!("local/word-count")
-    );
+    assert_eq!(serde_json::to_value(read).unwrap(), json!("local/word-count"));
     assert!(serde_json::from_value::<ToolName>(json!("a/b/c")).is_err());
 }
 
@@ -211,10 +205,7 @@ proptest! {
 #[test]
 fn the_encoding_of_a_name_never_changes() {
     let long = format!("files/{}", "n".repeat(100));
-    assert_eq!(
-        name("dev:files/read_file.v2").provider_safe(),
-        "dev__2files__read_file__1v2"
-    );
+    assert_eq!(name("dev:files/read_file.v2").provider_safe(), "dev__2files__read_file__1v2");
     assert_eq!(
         name(&long).provider_safe(),
         "files__nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn_609c0be4f259f5bd"
@@ -244,10 +235,7 @@ fn a_tool_of_another_namespace_has_no_bare_name() {
 fn a_snapshot_has_the_tools_in_the_order_of_their_registration() {
     let registry = registry(&["z/one", "a/two", "three"]);
     let snapshot = registry.snapshot();
-    let names: Vec<_> = snapshot
-        .descriptors()
-        .map(|tool| tool.name.as_str())
-        .collect();
+    let names: Vec<_> = snapshot.descriptors().map(|tool| tool.name.as_str()).collect();
     assert_eq!(names, ["z/one", "a/two", "local/three"]);
 }
 
@@ -290,10 +278,7 @@ fn a_cut_name_that_looks_like_another_is_not_registered_beside_it() {
     let other = ToolName::from_provider_safe(&cut).unwrap();
     let registry = registry(&[&long]);
     let error = registry.register(tool(other.as_str())).unwrap_err();
-    assert!(
-        error.details.contains(&format!("`local/{long}`")),
-        "{error}"
-    );
+    assert!(error.details.contains(&format!("`local/{long}`")), "{error}");
 }
 
 #[test]
@@ -323,9 +308,7 @@ fn a_tool_that_could_never_run_is_not_registered() {
 
 /// The names that are suggested for one that is not registered.
 async fn nearest(known: &[&str], asked: &str) -> Vec<String> {
-    let builder = known
-        .iter()
-        .fold(paused(), |builder, name| builder.tool(tool(name)));
+    let builder = known.iter().fold(paused(), |builder, name| builder.tool(tool(name)));
     let fixture = Fixture::with(builder, &[]).await;
     let plan = fixture.plan();
     let error = plan.execute(asked, json!({})).await.unwrap_err();
@@ -474,10 +457,7 @@ fn a_tool_is_asked_for_its_descriptor_once() {
 
 #[test]
 fn p14_a_tool_that_panics_in_its_descriptor_is_not_registered() {
-    let asked = Asked {
-        panics_in_descriptor: true,
-        ..Asked::new()
-    };
+    let asked = Asked { panics_in_descriptor: true, ..Asked::new() };
     let registry = registry(&["one"]);
     let error = registry.register(asked).unwrap_err();
     assert!(error.details.contains("no descriptor today"), "{error}");
@@ -486,20 +466,14 @@ fn p14_a_tool_that_panics_in_its_descriptor_is_not_registered() {
 
 #[test]
 fn p14_a_tool_that_panics_in_immediate_is_not_registered() {
-    let asked = Asked {
-        panics_in_immediate: true,
-        ..Asked::new()
-    };
+    let asked = Asked { panics_in_immediate: true, ..Asked::new() };
     let error: ToolError = ToolRegistry::default().register(asked).unwrap_err();
     assert!(error.details.contains("no instance today"), "{error}");
 }
 
 #[test]
 fn p14_a_builder_can_be_printed_with_a_tool_that_panics_in_its_descriptor() {
-    let asked = Asked {
-        panics_in_descriptor: true,
-        ..Asked::new()
-    };
+    let asked = Asked { panics_in_descriptor: true, ..Asked::new() };
     let builder = ToolRuntime::builder().tool(asked);
     assert!(format!("{builder:?}").starts_with("ToolRuntimeBuilder"));
 }
@@ -510,10 +484,7 @@ fn p14_a_builder_can_be_printed_with_a_tool_that_panics_in_its_descriptor() {
 #[test]
 fn a_capability_with_an_unknown_flag_is_refused() {
     let read = serde_json::from_value::<ToolCapability>;
-    assert_eq!(
-        read(json!({"writes": true})).unwrap(),
-        ToolCapability::writes()
-    );
+    assert_eq!(read(json!({"writes": true})).unwrap(), ToolCapability::writes());
     assert!(read(json!({"write": true})).is_err());
 }
 

@@ -48,10 +48,7 @@ fn order(report: &PlanReport) -> Vec<String> {
 #[tokio::test]
 async fn p6_two_tools_share_one_activation() {
     let wire = Probe::new("wire");
-    let (one, other) = (
-        Probe::new("one").needs(&wire),
-        Probe::new("other").needs(&wire),
-    );
+    let (one, other) = (Probe::new("one").needs(&wire), Probe::new("other").needs(&wire));
     let fixture = Fixture::new(&[&one, &other]).await.track(&wire);
     let plan = fixture.plan();
     call(&plan, "one").await.unwrap();
@@ -65,10 +62,7 @@ async fn p6_two_tools_share_one_activation() {
 async fn p6_two_tools_that_ask_at_the_same_time_share_one_activation() {
     let latch = CancellationToken::new();
     let wire = Probe::new("wire").on_activate(Step::Until(latch.clone()));
-    let (one, other) = (
-        Probe::new("one").needs(&wire),
-        Probe::new("other").needs(&wire),
-    );
+    let (one, other) = (Probe::new("one").needs(&wire), Probe::new("other").needs(&wire));
     let fixture = Fixture::new(&[&one, &other]).await.track(&wire);
     let plan = fixture.plan();
     let mut first = task::spawn(call(&plan, "one"));
@@ -92,10 +86,7 @@ async fn p6_each_plan_has_a_shared_activation_of_its_own() {
     call(&one, "tool").await.unwrap();
     call(&other, "tool").await.unwrap();
     one.finish().await;
-    assert_eq!(
-        (wire.counts().activations, wire.counts().deactivations),
-        (2, 1)
-    );
+    assert_eq!((wire.counts().activations, wire.counts().deactivations), (2, 1));
     other.finish().await;
     fixture.end().await;
 }
@@ -168,10 +159,8 @@ async fn p6_asking_twice_gives_the_same_and_makes_one_dependent() {
 async fn p6_a_shared_activation_goes_on_without_the_tool_that_asked_first() {
     let latch = CancellationToken::new();
     let wire = Probe::new("wire").on_activate(Step::Until(latch.clone()));
-    let (one, other) = (
-        Probe::new("one").needs(&wire).on_activate(Step::Err),
-        Probe::new("other").needs(&wire),
-    );
+    let (one, other) =
+        (Probe::new("one").needs(&wire).on_activate(Step::Err), Probe::new("other").needs(&wire));
     let fixture = Fixture::new(&[&one, &other]).await.track(&wire);
     let plan = fixture.plan();
     let mut first = task::spawn(call(&plan, "one"));
@@ -236,9 +225,7 @@ async fn p6_a_shared_activation_waits_for_its_last_dependent() {
     let wire = Probe::new("wire");
     let (quick, slow) = (
         Probe::new("quick").needs(&wire),
-        Probe::new("slow")
-            .needs(&wire)
-            .on_deactivate(Step::Until(latch.clone())),
+        Probe::new("slow").needs(&wire).on_deactivate(Step::Until(latch.clone())),
     );
     let fixture = Fixture::new(&[&quick, &slow]).await.track(&wire);
     let plan = fixture.plan();
@@ -261,10 +248,7 @@ async fn p6_a_chain_is_deactivated_from_the_top_down() {
     let fixture = Fixture::new(&[&probe]).await.track(&wire).track(&cable);
     let plan = fixture.plan();
     call(&plan, "tool").await.unwrap();
-    assert_eq!(
-        order(&plan.finish().await),
-        ["local/tool", "local/wire", "local/cable"]
-    );
+    assert_eq!(order(&plan.finish().await), ["local/tool", "local/wire", "local/cable"]);
     fixture.end().await;
 }
 
@@ -272,9 +256,7 @@ async fn p6_a_chain_is_deactivated_from_the_top_down() {
 async fn p6_what_is_independent_goes_at_once() {
     let latch = CancellationToken::new();
     let (wire, pipe) = (Probe::new("wire"), Probe::new("pipe"));
-    let stuck = Probe::new("stuck")
-        .needs(&wire)
-        .on_deactivate(Step::Until(latch.clone()));
+    let stuck = Probe::new("stuck").needs(&wire).on_deactivate(Step::Until(latch.clone()));
     let free = Probe::new("free").needs(&pipe);
     let fixture = Fixture::new(&[&stuck, &free]).await;
     let fixture = fixture.track(&wire).track(&pipe);
@@ -432,10 +414,7 @@ async fn p6_what_was_made_is_deactivated_though_the_drop_of_its_future_panics() 
 #[tokio::test(start_paused = true)]
 async fn p6_all_dependents_get_the_same_failure() {
     let wire = Probe::new("wire").on_activate([Step::YieldErr(3), Step::Ok]);
-    let (one, other) = (
-        Probe::new("one").needs(&wire),
-        Probe::new("other").needs(&wire),
-    );
+    let (one, other) = (Probe::new("one").needs(&wire), Probe::new("other").needs(&wire));
     let fixture = Fixture::paused(&[&one, &other]).await.track(&wire);
     let plan = fixture.plan();
     let (first, second) = tokio::join!(call(&plan, "one"), call(&plan, "other"));
@@ -501,10 +480,7 @@ async fn p6_a_cycle_is_an_error_to_look_into() {
 #[tokio::test]
 async fn p6_two_that_need_the_same_third_are_no_cycle() {
     let cable = Probe::new("cable");
-    let (left, right) = (
-        Probe::new("left").needs(&cable),
-        Probe::new("right").needs(&cable),
-    );
+    let (left, right) = (Probe::new("left").needs(&cable), Probe::new("right").needs(&cable));
     let probe = Probe::new("tool").needs(&left).needs(&right);
     let fixture = Fixture::new(&[&probe]).await;
     let fixture = fixture.track(&left).track(&right).track(&cable);
@@ -536,10 +512,8 @@ async fn p6_what_is_shared_between_plans_outlives_them() {
 #[tokio::test]
 async fn p6_racing_plans_make_it_once() {
     let latch = CancellationToken::new();
-    let (probe, pool) = (
-        Probe::new("tool"),
-        Probe::new("pool").on_activate(Step::Until(latch.clone())),
-    );
+    let (probe, pool) =
+        (Probe::new("tool"), Probe::new("pool").on_activate(Step::Until(latch.clone())));
     let fixture = pooling(&probe, pool.tool(), ToolRuntime::builder()).await;
     let fixture = fixture.track(&pool);
     let (one, other) = (fixture.plan(), fixture.plan());
@@ -557,10 +531,8 @@ async fn p6_racing_plans_make_it_once() {
 #[tokio::test]
 async fn p6_the_plan_that_asked_may_end_and_the_making_goes_on() {
     let latch = CancellationToken::new();
-    let (probe, pool) = (
-        Probe::new("tool"),
-        Probe::new("pool").on_activate(Step::Until(latch.clone())),
-    );
+    let (probe, pool) =
+        (Probe::new("tool"), Probe::new("pool").on_activate(Step::Until(latch.clone())));
     let fixture = pooling(&probe, pool.tool(), ToolRuntime::builder()).await;
     let fixture = fixture.track(&pool);
     let (one, other) = (fixture.plan(), fixture.plan());
@@ -579,10 +551,8 @@ async fn p6_the_plan_that_asked_may_end_and_the_making_goes_on() {
 #[tokio::test]
 async fn p6_what_is_shared_between_plans_is_closed_last() {
     let latch = CancellationToken::new();
-    let (probe, pool) = (
-        Probe::new("tool").on_deactivate(Step::Until(latch.clone())),
-        Probe::new("pool"),
-    );
+    let (probe, pool) =
+        (Probe::new("tool").on_deactivate(Step::Until(latch.clone())), Probe::new("pool"));
     let before = Arc::new(Mutex::new(0));
     let (seen, tool) = (Arc::clone(&before), probe.clone());
     let watched = Hooked::new(&pool)
@@ -614,10 +584,7 @@ fn p6_what_is_shared_between_plans_is_closed_by_the_drop_of_the_runtime() {
 
 #[tokio::test(start_paused = true)]
 async fn p6_what_is_shared_between_plans_has_the_deadlines_of_the_runtime() {
-    let (probe, pool) = (
-        Probe::new("tool"),
-        Probe::new("pool").on_deactivate(Step::Never),
-    );
+    let (probe, pool) = (Probe::new("tool"), Probe::new("pool").on_deactivate(Step::Never));
     let deadlines = Deadlines::default().deactivate(Duration::from_secs(1));
     let fixture = pooling(&probe, pool.tool(), paused().deadlines(deadlines)).await;
     let fixture = fixture.track(&pool);

@@ -30,14 +30,9 @@ impl Fixture {
     }
 
     pub(crate) async fn with(builder: ToolRuntimeBuilder, tools: &[&Probe]) -> Self {
-        let builder = tools
-            .iter()
-            .fold(builder, |builder, probe| builder.tool(probe.tool()));
+        let builder = tools.iter().fold(builder, |builder, probe| builder.tool(probe.tool()));
         let probes = tools.iter().map(|probe| (*probe).clone()).collect();
-        Self {
-            runtime: Some(builder.build().await.unwrap()),
-            probes,
-        }
+        Self { runtime: Some(builder.build().await.unwrap()), probes }
     }
 
     /// Counts a probe that is a shared activation and no tool.
@@ -54,11 +49,7 @@ impl Fixture {
     /// Shuts down, and checks that nothing is left and that the ledger agrees with the probes.
     pub(crate) async fn end(self) -> Stats {
         let report = self.shutdown(Duration::from_secs(20)).await;
-        assert!(
-            report.stragglers.is_empty(),
-            "stragglers: {:?}",
-            report.stragglers
-        );
+        assert!(report.stragglers.is_empty(), "stragglers: {:?}", report.stragglers);
         self.check()
     }
 
@@ -83,11 +74,7 @@ impl Fixture {
             sum(|probe| probe.counts().deactivations),
             "the ledger lies: {stats:?}"
         );
-        assert_eq!(
-            (stats.open, stats.lost, stats.plans),
-            (0, 0, 0),
-            "{stats:?}"
-        );
+        assert_eq!((stats.open, stats.lost, stats.plans), (0, 0, 0), "{stats:?}");
         assert_eq!(stats.activated, stats.deactivated, "{stats:?}");
         stats
     }

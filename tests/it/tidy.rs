@@ -69,11 +69,7 @@ fn only_in(places: &[&str], text: &str) {
             found.extend(lines.map(|(at, line)| format!("{at}: {}", line.trim())));
         }
     }
-    assert!(
-        found.is_empty(),
-        "`{text}` outside {places:?}:\n{}",
-        found.join("\n")
-    );
+    assert!(found.is_empty(), "`{text}` outside {places:?}:\n{}", found.join("\n"));
 }
 
 // ===== who may name whom =====
@@ -105,11 +101,7 @@ fn rmcp_is_named_in_the_mcp_source_only() {
 
 #[test]
 fn cap_std_is_named_where_files_are_touched_only() {
-    let places = [
-        "src/source/builtin",
-        "src/source/skills",
-        "src/checkpoint.rs",
-    ];
+    let places = ["src/source/builtin", "src/source/skills", "src/checkpoint.rs"];
     only_in(&places, "cap_std");
 }
 
@@ -205,15 +197,7 @@ fn nothing_is_left_to_do() {
 
 #[test]
 fn no_file_is_named_after_nothing() {
-    let names = [
-        "mod.rs",
-        "util.rs",
-        "utils.rs",
-        "common.rs",
-        "types.rs",
-        "misc.rs",
-        "helpers.rs",
-    ];
+    let names = ["mod.rs", "util.rs", "utils.rs", "common.rs", "types.rs", "misc.rs", "helpers.rs"];
     for source in sources("src") {
         let name = source.path.rsplit('/').next().unwrap();
         assert!(!names.contains(&name), "{}", source.path);
@@ -289,9 +273,7 @@ fn public_functions() -> Vec<Function> {
             if !line.starts_with("pub fn ") && !line.starts_with("pub async fn ") {
                 continue;
             }
-            let end = lines[number..]
-                .iter()
-                .position(|line| line.ends_with(['{', ';']));
+            let end = lines[number..].iter().position(|line| line.ends_with(['{', ';']));
             let above = lines[..number].iter().rev();
             let docs = above.take_while(|line| {
                 line.starts_with("///") || !line.is_empty() && !line.ends_with(['{', '}'])
@@ -316,11 +298,7 @@ fn all_have(heading: &str, concerned: impl Fn(&Function) -> bool) {
         .filter(|function| !function.docs.contains(heading))
         .map(|function| format!("{}: {}", function.at, function.signature))
         .collect();
-    assert!(
-        missing.is_empty(),
-        "no `{heading}` in the docs of\n{}",
-        missing.join("\n")
-    );
+    assert!(missing.is_empty(), "no `{heading}` in the docs of\n{}", missing.join("\n"));
 }
 
 #[test]
@@ -340,20 +318,14 @@ fn every_dependency_comes_from_the_registry() {
     let lock = read("Cargo.lock");
     let sources = lock.lines().filter(|line| line.starts_with("source = "));
     for source in sources {
-        assert_eq!(
-            source,
-            "source = \"registry+https://github.com/rust-lang/crates.io-index\""
-        );
+        assert_eq!(source, "source = \"registry+https://github.com/rust-lang/crates.io-index\"");
     }
 }
 
 /// Where the README tells users which version to depend on, it is this one.
 #[test]
 fn the_readme_names_this_version() {
-    let (major, minor) = (
-        env!("CARGO_PKG_VERSION_MAJOR"),
-        env!("CARGO_PKG_VERSION_MINOR"),
-    );
+    let (major, minor) = (env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"));
     let short = format!("\"{major}.{minor}\"");
     let long = format!("\"{}\"", env!("CARGO_PKG_VERSION"));
     for line in read("README.md").lines() {

@@ -176,6 +176,10 @@ impl ActivationContext {
             shared = shared => shared,
             () = self.scope.ended() => Err(Refused::Ended(self.scope.end_reason().unwrap_or(EndReason::Finished))),
         };
+        if matches!(shared, Err(Refused::Ended(_))) {
+            // The root ends only with the runtime, which is ending this plan too.
+            self.scope.ended().await;
+        }
         shared.map_err(|refused| self.shared_failed(name, refused))
     }
 

@@ -127,7 +127,7 @@ impl Keeper {
 
     #[cfg(toolscope_shuttle)]
     #[expect(clippy::unused_self, reason = "a model has one runtime")]
-    pub(crate) fn enter(&self) {}
+    pub(crate) fn enter(&self) -> impl Sized {}
 
     /// Whether this thread is one of the keeper's, or inside its context.
     #[cfg(not(toolscope_shuttle))]

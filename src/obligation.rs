@@ -317,9 +317,13 @@ impl Owed {
             return;
         };
         let counts = !attempt.shared_failed.load(Relaxed);
-        self.scope.fail(self.slot, error.clone(), counts);
+        // Once the plan has ended its callers are told that, not what became of the activation.
+        let refused = match self.scope.fail(self.slot, error.clone(), counts) {
+            Some(reason) => Refused::Ended(reason),
+            None => Refused::Activation(error),
+        };
         attempt.release();
-        publish.send_replace(Some(Err(Refused::Activation(error))));
+        publish.send_replace(Some(Err(refused)));
         self.scope.conclude();
     }
 

@@ -16,7 +16,7 @@
 
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant as WallInstant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -48,7 +48,7 @@ pub(crate) struct PlanScope {
     pub(crate) gate: Gate,
     pub(crate) log: Mutex<PlanLog>,
     /// The same moment on both clocks, read at the first call.
-    clock: OnceLock<(WallInstant, SystemTime)>,
+    clock: OnceLock<(Instant, SystemTime)>,
     pub(crate) parent: Option<Arc<PlanScope>>,
     /// `None` where the runtime's defaults hold.
     settings: Option<Box<PlanSettings>>,
@@ -284,7 +284,7 @@ impl PlanScope {
         }
         if draining {
             // Always in the keeper: it begins with a wait.
-            let draining = Draining(Arc::clone(self));
+            let draining = Draining { scope: Arc::clone(self), overrun: None };
             self.core.submit(Box::pin(draining.run()), Begin::There);
         }
         for owed in owed {
@@ -404,9 +404,17 @@ impl PlanScope {
         }
     }
 
-    pub(crate) fn fail(&self, slot: SlotId, error: ActivationError, counts: bool) {
+    /// Gives why the plan has ended, if it has.
+    pub(crate) fn fail(
+        &self,
+        slot: SlotId,
+        error: ActivationError,
+        counts: bool,
+    ) -> Option<EndReason> {
         self.core.ledger.failed.fetch_add(1, Relaxed);
-        self.inner().slots.fail(slot, error, counts);
+        let mut inner = self.inner();
+        inner.slots.fail(slot, error, counts);
+        inner.slots.closing()
     }
 
     pub(crate) fn settle(
@@ -486,7 +494,7 @@ impl PlanScope {
     // ===== what is told =====
 
     /// How long after the plan's clock began that moment is. The first call begins it.
-    pub(crate) fn since_clock(&self, moment: WallInstant) -> Duration {
+    pub(crate) fn since_clock(&self, moment: Instant) -> Duration {
         let (began, _) = self.clock.get_or_init(|| (moment, SystemTime::now()));
         moment.saturating_duration_since(*began)
     }
@@ -526,19 +534,23 @@ impl PlanScope {
 
 /// The drain of the calls that were in flight when the plan closed. Over when dropped, even by a
 /// keeper that ends.
-struct Draining(Arc<PlanScope>);
+struct Draining {
+    scope: Arc<PlanScope>,
+    /// What the drain gave, once it is over.
+    overrun: Option<u64>,
+}
 
 impl Draining {
-    async fn run(self) {
-        self.0.drain(&self.0.gate).await;
+    async fn run(mut self) {
+        self.overrun = Some(self.scope.drain(&self.scope.gate).await);
     }
 }
 
 impl Drop for Draining {
     fn drop(&mut self) {
-        let scope = &self.0;
+        let scope = &self.scope;
         scope.gate.revoke();
-        let overrun = scope.gate.polling();
+        let overrun = self.overrun.unwrap_or_else(|| scope.gate.polling());
         scope.inner().end.iter_mut().for_each(|end| (end.draining, end.overrun) = (false, overrun));
         scope.conclude();
     }

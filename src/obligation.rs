@@ -156,9 +156,7 @@ impl Attempt {
     /// Forgets what was deferred: the activation went well.
     fn keep(&self) {
         let deferred = std::mem::take(&mut *lock(&self.rollback));
-        if !deferred.is_empty() {
-            drop_contained(deferred);
-        }
+        deferred.into_iter().for_each(drop_contained);
     }
 }
 

@@ -16,7 +16,7 @@ use crate::keeper::{Begin, Job};
 use crate::obligation::{Active, Attempt, Held, Hold, Make, Owed, activate, given};
 use crate::registry::ToolEntry;
 use crate::scope::PlanScope;
-use crate::slot::{Ask, Key, Refused, SlotId};
+use crate::slot::{Ask, Key, Limits, Refused, SlotId};
 use crate::tool::{SharedActivation, ToolFailure};
 
 /// The live plans by their id. A plan's slots are inside its entry; the path of a call does not
@@ -79,6 +79,12 @@ struct Want<'a> {
 }
 
 impl PlanScope {
+    /// How often a slot tries again. What outlives plans is tried for as long as they ask.
+    fn limits(&self) -> Limits {
+        let limits = self.settings().limits;
+        if self.is_root() { Limits { attempts: u32::MAX, ..limits } } else { limits }
+    }
+
     /// The active instance of a managed tool; activates it if nobody has.
     pub(crate) async fn tool_instance(
         self: &Arc<Self>,
@@ -86,7 +92,7 @@ impl PlanScope {
         by_hand: bool,
     ) -> Result<Arc<Active>, Refused> {
         let key = Key::Tool(tool.id);
-        let begin = if tool.off_thread { Begin::There } else { Begin::Here };
+        let begin = if tool.off_thread { Begin::Apart } else { Begin::Here };
         let label = tool.descriptor.name.as_str();
         let want = Want { key, label, by_hand, begin, holder: None, waiter: None };
         self.obtain(want, || Some(Make::Tool(Arc::clone(tool)))).await
@@ -129,7 +135,7 @@ impl PlanScope {
                 })))
             })
             .await?;
-        match active.held() {
+        match &*active.held {
             Held::Shared { any, .. } => Ok(Arc::clone(any)
                 .downcast()
                 .unwrap_or_else(|_| unreachable!("BUG: the type is part of the key"))),
@@ -143,7 +149,7 @@ impl PlanScope {
         want: Want<'_>,
         mut make: impl FnMut() -> Option<Make>,
     ) -> Result<Arc<Active>, Refused> {
-        let limits = self.settings().limits;
+        let limits = self.limits();
         loop {
             let mut publish = None;
             let (answer, hold) = {
@@ -163,7 +169,7 @@ impl PlanScope {
                 (answer, hold)
             };
             let started = match (&answer, publish) {
-                (Ask::Start(slot, _), Some(publish)) => {
+                (Ask::Start(slot, ..), Some(publish)) => {
                     Some(Owed::activation(self, *slot, publish))
                 }
                 _ => None,
@@ -181,7 +187,11 @@ impl PlanScope {
                     }
                     continue;
                 }
-                Ask::Wait(slot, verdict) | Ask::Start(slot, verdict) => (slot, verdict),
+                Ask::Wait(slot, verdict) => (slot, verdict),
+                Ask::Start(slot, verdict, spent) => {
+                    drop(spent);
+                    (slot, verdict)
+                }
             };
             let _edge =
                 want.waiter.map(|waiter| Edge::new(self, waiter, slot, want.label)).transpose()?;

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::future::Future;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -41,6 +42,33 @@ pub(crate) fn drop_contained<T>(value: T) {
 )]
 fn forget_panic(payload: Box<dyn Any + Send>) {
     std::mem::forget(payload);
+}
+
+/// A value of foreign code, whose destructor is contained.
+pub(crate) struct Foreign<T>(Option<T>);
+
+impl<T> Foreign<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Some(value))
+    }
+
+    pub(crate) fn into_inner(mut self) -> T {
+        self.0.take().expect("BUG: a foreign value is there until it is dropped")
+    }
+}
+
+impl<T> Deref for Foreign<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("BUG: a foreign value is there until it is dropped")
+    }
+}
+
+impl<T> Drop for Foreign<T> {
+    fn drop(&mut self) {
+        drop_contained(self.0.take());
+    }
 }
 
 /// A future of foreign code whose making, polls and drop are contained.

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::future::Future;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -21,7 +21,6 @@ use crate::obligation::{Active, Attempt};
 use crate::plan::{Plan, PlanOptions};
 use crate::scope::PlanScope;
 use crate::slot::{Refused, SlotId, Why};
-use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::{Mutex, lock};
 use crate::tool::{FailureKind, SharedActivation, ToolFailure, ToolResult};
 
@@ -145,7 +144,7 @@ impl ActivationContext {
         Fut: Future<Output = Result<T, ToolFailure>> + Send + 'static,
     {
         let shared = self.scope.shared_instance(name, &self.attempt, Some(self.slot), make).await;
-        shared.map_err(|refused| self.shared_failed(name, refused))
+        shared.map_err(|refused| failure_of(name, refused).of_shared())
     }
 
     /// As [`shared`](Self::shared), for something that outlives the plan: it lives in the runtime's
@@ -180,12 +179,7 @@ impl ActivationContext {
             // The root ends only with the runtime, which is ending this plan too.
             self.scope.ended().await;
         }
-        shared.map_err(|refused| self.shared_failed(name, refused))
-    }
-
-    fn shared_failed(&self, name: &str, refused: Refused) -> ToolFailure {
-        self.attempt.shared_failed.store(true, Relaxed);
-        failure_of(name, refused)
+        shared.map_err(|refused| failure_of(name, refused).of_shared())
     }
 }
 
@@ -276,7 +270,10 @@ pub struct ToolExecutionContext {
     call: u64,
     tool: u32,
     parent: Option<Arc<Frame>>,
-    active: Option<Arc<Active>>,
+    /// The call's own.
+    token: Option<CancellationToken>,
+    /// Weak: an instance may keep a context.
+    active: Option<Weak<Active>>,
 }
 
 /// The state of one call, made when something first asks for it.
@@ -303,24 +300,19 @@ impl CallState {
 
 impl ToolExecutionContext {
     pub(crate) fn new(
-        scope: &Arc<PlanScope>,
-        call: u64,
+        call: &Call<'_>,
+        number: u64,
         tool: u32,
-        parent: Option<&Arc<Frame>>,
         active: Option<&Arc<Active>>,
     ) -> Self {
         Self {
-            scope: Arc::clone(scope),
-            call,
+            scope: Arc::clone(call.scope),
+            call: number,
             tool,
-            parent: parent.cloned(),
-            active: active.cloned(),
+            parent: call.above.clone(),
+            token: call.options.token.clone(),
+            active: active.map(Arc::downgrade),
         }
-    }
-
-    /// The instance, where it is a managed one.
-    pub(crate) fn active(&self) -> Option<&Active> {
-        self.active.as_deref()
     }
 
     fn state(&self) -> Arc<CallState> {
@@ -362,7 +354,9 @@ impl ToolExecutionContext {
     pub fn is_cancelled(&self) -> bool {
         // Looks without making: whoever cancels a call makes its state.
         let state = || lock(&self.scope.log).known_state(self.call);
-        self.scope.gate.is_closed() || state().is_some_and(|state| state.is_cancelled())
+        self.scope.gate.is_closed()
+            || self.token.as_ref().is_some_and(CancellationToken::is_cancelled)
+            || state().is_some_and(|state| state.is_cancelled())
     }
 
     /// Waits until [`is_cancelled`](Self::is_cancelled).
@@ -420,13 +414,15 @@ impl ToolExecutionContext {
     ///
     /// As there.
     pub async fn execute_nested(&self, name: &str, input: &Value) -> Result<ToolResult, CallError> {
-        let frame = Arc::new(Frame::new(self.call, self.tool, self.parent.clone()));
+        let frame = || Arc::new(Frame::new(self.call, self.tool, self.parent.clone()));
+        // A call that is over has given its permits back: there is nothing to inherit.
+        let over = lock(&self.scope.log).has_ended(self.call);
         let call = Call {
             scope: &self.scope,
             name,
             input,
             options: CallOptions::new().token(self.cancellation_token()),
-            above: Some(frame),
+            above: (!over).then(frame),
         };
         Box::pin(execute::call(&call)).await
     }
@@ -458,7 +454,7 @@ impl ToolExecutionContext {
         F: FnOnce(ActivationContext) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, ToolFailure>> + Send + 'static,
     {
-        let Some(active) = &self.active else {
+        let Some(active) = self.active.as_ref().and_then(Weak::upgrade) else {
             let message = format!(
                 "an immediate tool cannot hold `{name}`: only a managed tool has an activation"
             );

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::contain::drop_contained;
+use crate::contain::Foreign;
 use crate::name::ToolName;
 
 /// How a call ended, as stable text. The table of outcomes is in the crate's documentation.
@@ -151,12 +151,14 @@ pub struct ToolCancelled;
 /// # Examples
 ///
 /// ```
-/// use toolscope::{CallError, OutcomeCode, ToolRuntimeError};
+/// use toolscope::{ActivationPhase, CallError, OutcomeCode, ToolRuntimeError};
 ///
 /// fn may_try_again(error: &CallError) -> bool {
 ///     match error {
 ///         CallError::Cancelled(_) => false,
-///         CallError::Runtime(ToolRuntimeError::Activation(_)) => true,
+///         CallError::Runtime(ToolRuntimeError::Activation(error)) => {
+///             error.phase() != ActivationPhase::Exhausted
+///         }
 ///         CallError::Runtime(error) => error.code() == OutcomeCode::Concurrency,
 ///         _ => false,
 ///     }
@@ -265,7 +267,7 @@ pub enum ToolRuntimeError {
         tool: ToolName,
     },
     /// The host deactivated the tool; an explicit `activate` brings it back.
-    #[error("`{tool}` is not activated: {reason}")]
+    #[error("`{tool}` is not activated: {reason}; `activate` brings it back")]
     #[non_exhaustive]
     NotActivated {
         /// The tool.
@@ -336,7 +338,7 @@ struct ActivationFault {
     what: String,
     phase: ActivationPhase,
     message: String,
-    source: Option<Arc<dyn Error + Send + Sync>>,
+    source: Option<Foreign<Arc<dyn Error + Send + Sync>>>,
 }
 
 /// How far an activation came before it failed.
@@ -359,13 +361,6 @@ pub enum ActivationPhase {
     NotRun,
 }
 
-impl Drop for ActivationFault {
-    fn drop(&mut self) {
-        // The error behind it is the tool's.
-        drop_contained(self.source.take());
-    }
-}
-
 impl ActivationError {
     pub(crate) fn new(
         what: impl Into<String>,
@@ -386,7 +381,14 @@ impl ActivationError {
         source: Option<Arc<dyn Error + Send + Sync>>,
     ) -> Self {
         let (what, message) = (what.into(), message.into());
+        let source = source.map(Foreign::new);
         Self(Arc::new(ActivationFault { what, phase: ActivationPhase::Failed, message, source }))
+    }
+
+    /// The last error of a slot that has no attempt left.
+    pub(crate) fn exhausted(&self, attempts: u32) -> Self {
+        let message = format!("{attempts} attempts failed, the last one: {}", self.message());
+        Self::new(self.what(), ActivationPhase::Exhausted, message)
     }
 
     /// The tool or shared activation.
@@ -438,7 +440,7 @@ impl fmt::Debug for ActivationError {
 
 impl Error for ActivationError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.source.as_ref().map(|source| &**source as &(dyn Error + 'static))
+        self.0.source.as_ref().map(|source| &***source as &(dyn Error + 'static))
     }
 }
 

@@ -19,8 +19,8 @@ use crate::error::{
     ActivationError, ActivationPhase, CallError, OutcomeCode, ToolCancelled, ToolRuntimeError,
 };
 use crate::keeper::Begin;
-use crate::lease::{Gate, Lease};
-use crate::obligation::{Active, Held, InstanceGate};
+use crate::lease::Lease;
+use crate::obligation::{Active, Held};
 use crate::policy::{Approved, admit, approve};
 use crate::registry::ToolEntry;
 use crate::scope::{PlanScope, ended_error};
@@ -29,6 +29,8 @@ use crate::sync::lock;
 use crate::tool::{FailureKind, ToolFailure, ToolOutput, ToolResult};
 use crate::trace::{NO_TOOL, Record, RecordText};
 
+/// The longest text of an error that a trace keeps, in bytes.
+const MOST_ERROR_TEXT: usize = 4096;
 /// The deepest nesting of calls.
 const MOST_DEPTH: u32 = 16;
 
@@ -46,7 +48,7 @@ const MOST_DEPTH: u32 = 16;
 #[must_use]
 pub struct CallOptions {
     timeout: Option<Duration>,
-    token: Option<CancellationToken>,
+    pub(crate) token: Option<CancellationToken>,
 }
 
 impl CallOptions {
@@ -140,6 +142,7 @@ pub(crate) async fn call(call: &Call<'_>) -> Result<ToolResult, CallError> {
 /// Activates a tool by hand: the same rooms, up to the activation.
 pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), CallError> {
     let mut lease = enter(scope).ok_or_else(|| scope.ended_error())?;
+    let _over = NumberOver { scope, call: lease.call() };
     let rooms = pin!(async {
         let tool = scope.tools.resolve(name)?;
         let settings = scope.settings();
@@ -156,8 +159,20 @@ pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), C
     lease.run(rooms).await.unwrap_or_else(|| Err(scope.ended_error()))
 }
 
+/// Gives the number of what is no call, and leaves no trace, back when it is over.
+struct NumberOver<'a> {
+    scope: &'a PlanScope,
+    call: u64,
+}
+
+impl Drop for NumberOver<'_> {
+    fn drop(&mut self) {
+        lock(&self.scope.log).end(self.call);
+    }
+}
+
 /// Room 1.
-fn enter(scope: &Arc<PlanScope>) -> Option<Lease<&Gate>> {
+fn enter(scope: &Arc<PlanScope>) -> Option<Lease<'_>> {
     scope.notice_tokens();
     scope.gate.enter()
 }
@@ -217,25 +232,27 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
     // 7 checkpoint: comes with the checkpointer; until then the gate refuses what would need one.
 
     // 8 activate
-    let mut managed = None;
-    while tool.immediate.is_none() && managed.is_none() {
-        let active = scope.inner().slots.active(&Key::Tool(tool.id)).cloned();
-        let active = match active {
-            Some(active) => active,
+    let mut active = None;
+    while tool.immediate.is_none() && active.is_none() {
+        let found = scope.inner().slots.active(&Key::Tool(tool.id)).cloned();
+        let found = match found {
+            Some(found) => found,
             // Boxed: the cold path must not make the future of every call larger.
             None => Box::pin(activated(tool, &approved, &interrupts)).await?,
         };
         // An instance that is being retired lets nobody in, and is out of its slot: ask again.
-        managed = Lease::new(InstanceGate(active));
+        active = found.gate.admit().map(|number| (found, number));
     }
+    let managed = active.as_ref().map(|(active, number)| {
+        record.instance = Some((active.slot, active.generation));
+        (active, Lease::admitted(&active.gate, *number))
+    });
 
     // 9 execute
     record.reached = true;
-    let active = managed.as_ref().map(|lease| &lease.holder().0);
-    record.instance = active.map(|active| (active.slot, active.generation));
-    let ctx = ToolExecutionContext::new(scope, record.call, tool.id, above, active);
-    let given = &mut record.given;
-    let ended = execute(tool, &ctx, call.input, managed.as_mut(), &interrupts, given).await;
+    let instance = managed.as_ref().map(|(active, _)| *active);
+    let ctx = ToolExecutionContext::new(call, record.call, tool.id, instance);
+    let ended = execute(tool, &ctx, call.input, managed, &interrupts, &mut record.given).await;
     record.cancelled = interrupts.cancelled_error().is_some();
     if let Err(broken) = ended {
         return Err(without_output(*broken, tool, &interrupts));
@@ -358,17 +375,17 @@ async fn execute(
     tool: &ToolEntry,
     ctx: &ToolExecutionContext,
     input: &Value,
-    managed: Option<&mut Lease<InstanceGate>>,
+    managed: Option<(&Arc<Active>, Lease<'_>)>,
     interrupts: &Interrupts<'_>,
     given: &mut Given,
 ) -> Result<(), Box<Broken>> {
-    let Some(lease) = managed else {
+    let Some((active, mut lease)) = managed else {
         let instance = tool.immediate.as_ref();
         let instance = instance.expect("BUG: a managed tool runs under a lease");
         let work = Contained::new(|| instance.execute(ctx, input));
         return raced(work, ctx, interrupts, given).await;
     };
-    let Some(Held::Tool(instance)) = ctx.active().map(Active::held) else {
+    let Held::Tool(instance) = &*active.held else {
         unreachable!("BUG: a tool's slot holds a tool");
     };
     let work = Contained::new(|| instance.execute(ctx, input));
@@ -414,17 +431,14 @@ fn failure(given: Given, interrupts: &Interrupts<'_>) -> Stop {
     let Some(Err(failure)) = given else {
         unreachable!("BUG: there is a failure");
     };
-    let stop = match (failure.kind(), interrupts.cancelled_error()) {
+    match (failure.kind(), interrupts.cancelled_error()) {
         (FailureKind::Cancelled, Some(error)) => error.into(),
         // Nobody asked it to stop.
         (FailureKind::Cancelled, None) => {
             Stop::failed(OutcomeCode::Execution, failure.message().to_owned())
         }
         _ => Stop::failed(failure.code(), failure.message().to_owned()),
-    };
-    // The error behind it is the tool's.
-    drop_contained(failure);
-    stop
+    }
 }
 
 /// The outcome of a call whose tool gave nothing.
@@ -524,6 +538,8 @@ struct CallRecord<'a> {
     parent: u64,
     name: &'a str,
     began: Instant,
+    /// Since the first call of the plan.
+    after: Duration,
     tool: Option<u32>,
     /// The slot and generation of a managed instance.
     instance: Option<(SlotId, u32)>,
@@ -537,12 +553,14 @@ struct CallRecord<'a> {
 
 impl<'a> CallRecord<'a> {
     fn begin(call: &Call<'a>, number: u64) -> Self {
+        let began = Instant::now();
         Self {
             scope: call.scope,
             call: number,
             parent: call.above.as_ref().map_or(0, |frame| frame.call),
             name: call.name,
-            began: Instant::now(),
+            began,
+            after: call.scope.since_clock(began),
             tool: None,
             instance: None,
             reached: false,
@@ -589,7 +607,8 @@ impl<'a> CallRecord<'a> {
     fn write(&mut self, took: Duration, outcome: OutcomeCode, error: Option<String>) {
         self.written = true;
         let scope = self.scope;
-        let text = error.map(|error| {
+        let text = error.map(|mut error| {
+            cut(&mut error);
             let name = if self.tool.is_none() {
                 self.name.chars().take(256).collect()
             } else {
@@ -600,7 +619,7 @@ impl<'a> CallRecord<'a> {
         let record = Record {
             call: self.call,
             parent: self.parent,
-            after: nanoseconds(scope.since_clock(self.began)),
+            after: nanoseconds(self.after),
             took: nanoseconds(took),
             tool: self.tool.unwrap_or(NO_TOOL),
             outcome,
@@ -618,7 +637,7 @@ impl<'a> CallRecord<'a> {
     #[cold]
     fn retire(&self, reason: Box<str>) {
         if let Some((slot, generation)) = self.instance {
-            self.scope.retire(slot, Some(generation), Why::Tainted(reason), Begin::There);
+            self.scope.retire(slot, generation, Why::Tainted(reason), Begin::There);
         }
     }
 }
@@ -637,6 +656,15 @@ impl Drop for CallRecord<'_> {
 }
 
 // ===== small things =====
+
+/// Cuts a text to what a trace keeps.
+fn cut(text: &mut String) {
+    if text.len() > MOST_ERROR_TEXT {
+        let at = (0..=MOST_ERROR_TEXT).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(at.unwrap_or(0));
+        text.push_str(" [cut]");
+    }
+}
 
 /// 584 years of them fit.
 fn nanoseconds(time: Duration) -> u64 {

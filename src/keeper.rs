@@ -4,17 +4,15 @@
 //! runtime is lost when that one ends. So the jobs of the crate run here, and its timers are made
 //! here.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-#[cfg(not(toolscope_shuttle))]
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 #[cfg(not(toolscope_shuttle))]
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::mpsc::Sender;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -40,6 +38,8 @@ pub(crate) enum Begin {
     Here,
     /// Wholly in the keeper. The only way from a `Drop`.
     There,
+    /// On a thread of the keeper's that may block.
+    Apart,
 }
 
 /// The threads, and what the watch looks at to see that they are wanted.
@@ -59,6 +59,7 @@ pub struct Keeper {
     handle: Handle,
     own: Mutex<Option<Own>>,
     foreign: bool,
+    stopped: AtomicBool,
     blocked: Arc<AtomicU64>,
 }
 
@@ -70,22 +71,28 @@ impl Keeper {
     /// [`ToolRuntime`](crate::ToolRuntime) does not wait.
     #[cfg(any(feature = "test-util", toolscope_shuttle))]
     pub fn on(handle: Handle) -> Self {
-        Self { handle, own: Mutex::new(None), foreign: true, blocked: Arc::default() }
+        Self {
+            handle,
+            own: Mutex::new(None),
+            foreign: true,
+            stopped: AtomicBool::new(false),
+            blocked: Arc::default(),
+        }
     }
 
     #[cfg(not(toolscope_shuttle))]
     pub(crate) fn start(workers: usize) -> io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(workers.max(1))
-            .thread_name("toolscope-keeper")
-            .enable_all()
-            .build()?;
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(workers.max(1)).thread_name("toolscope-keeper").enable_all();
+        // Tokio panics when it cannot have a thread.
+        let runtime = contain(|| builder.build()).map_err(io::Error::other)??;
         let (handle, blocked) = (runtime.handle().clone(), Arc::default());
         match watch(handle.clone(), Arc::clone(&blocked)) {
             Ok(wanted) => Ok(Self {
                 handle,
                 own: Mutex::new(Some((runtime, wanted))),
                 foreign: false,
+                stopped: AtomicBool::new(false),
                 blocked,
             }),
             Err(error) => {
@@ -110,14 +117,34 @@ impl Keeper {
                 return;
             }
         }
+        let job = job.in_current_span().with_current_subscriber();
+        #[cfg(not(toolscope_shuttle))]
+        if begin == Begin::Apart && !self.foreign {
+            // Not on a test's runtime: its paused clock would stand still meanwhile.
+            let handle = self.handle.clone();
+            drop(self.handle.spawn_blocking(move || handle.block_on(job)));
+            return;
+        }
         // The noop waker of the first poll is replaced here: a spawned task is always polled.
-        drop(self.handle.spawn(job.in_current_span().with_current_subscriber()));
+        drop(self.handle.spawn(job));
     }
 
-    /// A timer of the keeper's, for callers whose runtime has none.
-    pub(crate) fn sleep(&self, time: Duration) -> tokio::time::Sleep {
-        let _context = self.enter();
-        tokio::time::sleep(time)
+    /// A timer of the keeper's, for callers whose runtime has none. It never passes once the keeper
+    /// is stopped, when everything that waits for it has been settled in another way.
+    pub(crate) async fn sleep(&self, time: Duration) {
+        let timer = {
+            let _context = self.enter();
+            tokio::time::sleep(time)
+        };
+        let mut timer = pin!(timer);
+        poll_fn(|cx| {
+            if self.stopped.load(SeqCst) {
+                return Poll::Pending;
+            }
+            // A timer whose runtime ends at this very moment panics.
+            contain(|| timer.as_mut().poll(cx)).unwrap_or(Poll::Pending)
+        })
+        .await;
     }
 
     #[cfg(not(toolscope_shuttle))]
@@ -153,6 +180,7 @@ impl Keeper {
     /// Ends the keeper's threads without waiting for them; jobs that are left settle as they are
     /// dropped.
     pub(crate) fn stop(&self) {
+        self.stopped.store(true, SeqCst);
         let own = lock(&self.own).take();
         #[cfg(not(toolscope_shuttle))]
         if let Some((runtime, _wanted)) = own {

@@ -14,7 +14,6 @@
 //! 4. Whoever makes a closed gate emptier says so on `emptied`, after the count.
 
 use std::future::{Future, poll_fn};
-use std::ops::Deref;
 use std::pin::{Pin, pin};
 use std::task::Poll;
 
@@ -49,10 +48,21 @@ impl Gate {
         }
     }
 
-    /// Lets a call in, unless the gate is closed: one read-modify-write gives admission, call id
-    /// and lease.
-    pub(crate) fn enter(&self) -> Option<Lease<&Self>> {
-        Lease::new(self)
+    /// Lets a call in, unless the gate is closed.
+    pub(crate) fn enter(&self) -> Option<Lease<'_>> {
+        self.admit().map(|call| Lease::admitted(self, call))
+    }
+
+    /// Counts a call in, unless the gate is closed: one read-modify-write gives admission and call
+    /// number. Who is admitted makes the [`Lease`] at once, which counts it out again.
+    pub(crate) fn admit(&self) -> Option<u64> {
+        let before = self.word.fetch_add(CALL | 1, SeqCst);
+        let call = (before & !(CLOSED | REVOKED)) / CALL + 1;
+        if before & CLOSED == 0 {
+            return Some(call);
+        }
+        drop(Lease::admitted(self, call));
+        None
     }
 
     /// Lets nobody in any more; true if calls are in flight.
@@ -113,23 +123,16 @@ impl Gate {
 }
 
 /// One call's presence behind a [`Gate`].
-pub(crate) struct Lease<G: Deref<Target = Gate>> {
-    gate: G,
+pub(crate) struct Lease<'a> {
+    gate: &'a Gate,
     call: u64,
     parked: bool,
 }
 
-impl<G: Deref<Target = Gate>> Lease<G> {
-    /// As [`Gate::enter`], for whatever leads to the gate.
-    pub(crate) fn new(gate: G) -> Option<Self> {
-        let before = gate.word.fetch_add(CALL | 1, SeqCst);
-        let lease = Self { gate, call: (before & !(CLOSED | REVOKED)) / CALL + 1, parked: false };
-        (before & CLOSED == 0).then_some(lease)
-    }
-
-    /// What leads to the gate.
-    pub(crate) fn holder(&self) -> &G {
-        &self.gate
+impl<'a> Lease<'a> {
+    /// For a call that [`Gate::admit`] has counted in.
+    pub(crate) fn admitted(gate: &'a Gate, call: u64) -> Self {
+        Self { gate, call, parked: false }
     }
 
     /// The number of the call, from 1.
@@ -139,44 +142,35 @@ impl<G: Deref<Target = Gate>> Lease<G> {
 
     /// Polls `work` under the lease; `None` once the gate is revoked.
     pub(crate) async fn run<F: Future>(&mut self, mut work: Pin<&mut F>) -> Option<F::Output> {
-        let mut presence = Presence { gate: &self.gate, parked: &mut self.parked };
         let mut hard_end = pin!(None);
         poll_fn(|cx| {
-            if !presence.unpark() {
+            if !self.unpark() {
                 return Poll::Ready(None);
             }
             if let Poll::Ready(output) = work.as_mut().poll(cx) {
                 return Poll::Ready(Some(output));
             }
             if hard_end.is_none() {
-                hard_end.set(Some(presence.gate.hard.notified()));
+                hard_end.set(Some(self.gate.hard.notified()));
             }
             let told =
                 hard_end.as_mut().as_pin_mut().is_some_and(|hard_end| hard_end.poll(cx).is_ready());
             // Registered first, looked second: whoever revokes sets the flag first and tells
             // second.
-            let ended = told || presence.gate.is_revoked();
-            presence.park();
+            let ended = told || self.gate.is_revoked();
+            self.park();
             if ended { Poll::Ready(None) } else { Poll::Pending }
         })
         .await
     }
-}
 
-/// A lease while it is polled: the gate shared, the state its own.
-struct Presence<'a> {
-    gate: &'a Gate,
-    parked: &'a mut bool,
-}
-
-impl Presence<'_> {
     /// Before a poll: false if there must be none.
     fn unpark(&mut self) -> bool {
-        if !*self.parked {
+        if !self.parked {
             return true;
         }
         self.gate.parked.fetch_sub(1, SeqCst);
-        *self.parked = false;
+        self.parked = false;
         if self.gate.is_revoked() && !fault("poll-after-revocation") {
             self.park();
             return false;
@@ -187,12 +181,12 @@ impl Presence<'_> {
     /// After a poll that was pending.
     fn park(&mut self) {
         self.gate.parked.fetch_add(1, SeqCst);
-        *self.parked = true;
+        self.parked = true;
         self.gate.tell_emptied();
     }
 }
 
-impl<G: Deref<Target = Gate>> Drop for Lease<G> {
+impl Drop for Lease<'_> {
     fn drop(&mut self) {
         if self.parked {
             self.gate.parked.fetch_sub(1, SeqCst);

@@ -11,14 +11,13 @@
 //! 4. What an activation was handed is released after it has settled, never before.
 
 use std::any::Any;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::contain::{BoxFuture, Contained, Panicked, drop_contained};
+use crate::contain::{BoxFuture, Contained, Foreign, Panicked};
 use crate::context::{ActivationContext, DeactivationContext};
 use crate::error::{ActivationError, ActivationPhase};
 use crate::fault::fault;
@@ -27,7 +26,6 @@ use crate::lease::Gate;
 use crate::registry::ToolEntry;
 use crate::scope::PlanScope;
 use crate::slot::{Refused, SlotId, Why};
-use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::sync::{Mutex, lock};
 use crate::tool::{SharedActivation, ToolFailure, ToolInstance};
 use crate::trace::DeactivationOutcome;
@@ -92,9 +90,7 @@ pub(crate) async fn given<'a, T>(
 pub(crate) struct Attempt {
     /// `None` once settled: nothing is handed out then.
     holds: Mutex<Option<Vec<Hold>>>,
-    rollback: Mutex<Vec<Deferred>>,
-    /// It failed because something shared did, which is not its fault.
-    pub(crate) shared_failed: AtomicBool,
+    rollback: Mutex<Vec<Foreign<Deferred>>>,
 }
 
 /// Work that undoes a part of an activation.
@@ -102,11 +98,7 @@ pub(crate) type Deferred = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 
 impl Attempt {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            holds: Mutex::new(Some(Vec::new())),
-            rollback: Mutex::new(Vec::new()),
-            shared_failed: AtomicBool::new(false),
-        })
+        Arc::new(Self { holds: Mutex::new(Some(Vec::new())), rollback: Mutex::new(Vec::new()) })
     }
 
     /// Keeps a shared activation alive until this attempt, or its instance, has settled.
@@ -131,7 +123,7 @@ impl Attempt {
     }
 
     pub(crate) fn defer(&self, work: Deferred) {
-        lock(&self.rollback).push(work);
+        lock(&self.rollback).push(Foreign::new(work));
     }
 
     fn release(&self) {
@@ -147,7 +139,7 @@ impl Attempt {
             let Some(work) = next else { return };
             tokio::select! {
                 biased;
-                undone = Contained::new(work) => drop(undone),
+                undone = Contained::new(work.into_inner()) => drop(undone),
                 () = scope.deactivation_limit() => {}
             }
         }
@@ -156,7 +148,7 @@ impl Attempt {
     /// Forgets what was deferred: the activation went well.
     fn keep(&self) {
         let deferred = std::mem::take(&mut *lock(&self.rollback));
-        deferred.into_iter().for_each(drop_contained);
+        drop(deferred);
     }
 }
 
@@ -185,8 +177,7 @@ impl Drop for Hold {
 
 /// An instance behind the gate of its executions.
 pub(crate) struct Active {
-    /// `None` only in `Drop`.
-    held: Option<Held>,
+    pub(crate) held: Foreign<Held>,
     pub(crate) gate: Gate,
     pub(crate) slot: SlotId,
     pub(crate) generation: u32,
@@ -197,29 +188,8 @@ pub(crate) struct Active {
 impl Active {
     pub(crate) fn new(made: Made, slot: SlotId, generation: u32, attempt: &Arc<Attempt>) -> Self {
         let Made { held, off_thread } = made;
-        let (held, gate, attempt) = (Some(held), Gate::new(), Arc::clone(attempt));
+        let (held, gate, attempt) = (Foreign::new(held), Gate::new(), Arc::clone(attempt));
         Self { held, gate, slot, generation, attempt, off_thread }
-    }
-
-    pub(crate) fn held(&self) -> &Held {
-        self.held.as_ref().expect("BUG: an instance is in place until it is dropped")
-    }
-}
-
-/// An instance as the way to its gate: what a call of a managed tool holds.
-pub(crate) struct InstanceGate(pub(crate) Arc<Active>);
-
-impl Deref for InstanceGate {
-    type Target = Gate;
-
-    fn deref(&self) -> &Gate {
-        &self.0.gate
-    }
-}
-
-impl Drop for Active {
-    fn drop(&mut self) {
-        drop_contained(self.held.take());
     }
 }
 
@@ -277,7 +247,7 @@ impl Owed {
     /// The job that pays a deactivation, and how it may begin.
     pub(crate) fn into_job(self, begin: Begin) -> (Job, Begin) {
         let off_thread = matches!(&self.stage, Stage::Holding { active, .. } if active.off_thread);
-        (Box::pin(deactivate(self)), if off_thread { Begin::There } else { begin })
+        (Box::pin(deactivate(self)), if off_thread { Begin::Apart } else { begin })
     }
 
     /// Puts the instance in place; true if the plan closed or the host asked meanwhile, so that it
@@ -308,13 +278,13 @@ impl Owed {
         }
     }
 
-    fn fail(&mut self, error: ActivationError) {
+    /// An attempt whose failure is not its own fault does not count.
+    fn fail(&mut self, error: ActivationError, counts: bool) {
         let Stage::Activating { publish, attempt } =
             std::mem::replace(&mut self.stage, Stage::Settled)
         else {
             return;
         };
-        let counts = !attempt.shared_failed.load(Relaxed);
         // Once the plan has ended its callers are told that, not what became of the activation.
         let refused = match self.scope.fail(self.slot, error.clone(), counts) {
             Some(reason) => Refused::Ended(reason),
@@ -382,11 +352,8 @@ impl Drop for Owed {
 
 fn fail_unrun(mut owed: Owed) {
     let label = owed.scope.label(owed.slot);
-    owed.fail(ActivationError::new(
-        label,
-        ActivationPhase::NotRun,
-        "the keeper ended while it was under way",
-    ));
+    let message = "the keeper ended while it was under way, or could not be had";
+    owed.fail(ActivationError::new(label, ActivationPhase::NotRun, message), true);
 }
 
 async fn roll_back_unrun(owed: Owed, attempt: Arc<Attempt>) {
@@ -411,6 +378,7 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
         }
     };
     let label = scope.label(owed.slot);
+    let mut counts = true;
     let error = match ended {
         Some(Ok(instance)) => {
             if owed.commit(instance) {
@@ -418,9 +386,10 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
             }
             return;
         }
-        Some(Err(NotMade::Failed(failure))) => {
+        Some(Err(NotMade::Failed(mut failure))) => {
+            counts = !failure.is_of_shared();
             let message = failure.message().to_owned();
-            ActivationError::caused(label, message, failure.into_source())
+            ActivationError::caused(label, message, failure.take_source())
         }
         Some(Err(NotMade::Panicked(text))) => {
             ActivationError::new(label, ActivationPhase::Panicked, text)
@@ -436,7 +405,7 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
     // Undone before anyone is told: the next attempt must not overlap with what is left of this
     // one.
     attempt.roll_back(&scope).await;
-    owed.fail(error);
+    owed.fail(error, counts);
 }
 
 /// The deactivation job: drain, call, settle.
@@ -450,7 +419,7 @@ async fn deactivate(mut owed: Owed) {
     owed.call(overrun > 0);
     let how = {
         let ctx = DeactivationContext::new(&scope, &why);
-        let work = Contained::new(|| match active.held() {
+        let work = Contained::new(|| match &*active.held {
             Held::Tool(instance) => instance.deactivate(&ctx),
             Held::Shared { shared, .. } => shared.deactivate(&ctx),
         });

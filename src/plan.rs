@@ -340,7 +340,8 @@ impl PlanSettings {
             (Some(own), parent)
                 if !parent.as_ref().is_some_and(|parent| is_inside(own, parent)) =>
             {
-                return Err(denied(format!("`{}` is outside its parent's sandbox", own.display())));
+                let own = own.display();
+                return Err(denied(format!("its parent has no sandbox that holds `{own}`")));
             }
             (None, parent) => self.sandbox.clone_from(parent),
             _ => {}

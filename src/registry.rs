@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::sync::Semaphore;
 
-use crate::contain::contain;
+use crate::contain::{Foreign, contain};
 use crate::descriptor::ToolDescriptor;
 use crate::error::{ToolError, ToolRuntimeError};
 use crate::name::{DEFAULT_NAMESPACE, ToolName};
@@ -18,8 +18,8 @@ use crate::tool::{Tool, ToolInstance};
 pub(crate) struct ToolEntry {
     pub(crate) id: u32,
     pub(crate) descriptor: ToolDescriptor,
-    pub(crate) tool: Arc<dyn Tool>,
-    pub(crate) immediate: Option<Arc<dyn ToolInstance>>,
+    pub(crate) tool: Foreign<Arc<dyn Tool>>,
+    pub(crate) immediate: Option<Foreign<Arc<dyn ToolInstance>>>,
     pub(crate) permits: Option<Semaphore>,
     pub(crate) off_thread: bool,
 }
@@ -56,7 +56,7 @@ impl Snapshot {
         self.names.get(name).ok_or_else(|| self.not_found(name))
     }
 
-    fn add(&mut self, entry: Arc<ToolEntry>) -> Result<(), ToolError> {
+    fn add(&mut self, entry: &Arc<ToolEntry>) -> Result<(), ToolError> {
         let name = &entry.descriptor.name;
         for text in texts(name) {
             if let Some(taken) = self.names.get(&*text) {
@@ -67,9 +67,9 @@ impl Snapshot {
                 );
                 return Err(ToolError::registration(name.as_str(), details));
             }
-            self.names.insert(text, Arc::clone(&entry));
+            self.names.insert(text, Arc::clone(entry));
         }
-        self.tools.push(entry);
+        self.tools.push(Arc::clone(entry));
         Ok(())
     }
 
@@ -120,9 +120,9 @@ fn distance(a: &str, b: &str) -> usize {
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), toolscope::ToolError> {
 /// let runtime = ToolRuntime::builder().build().await?;
-/// let spec = ToolSpec::new("local/double").read_only().function(|n: i64| Ok(n * 2));
-/// runtime.registry().register(spec)?;
-/// assert!(runtime.registry().get("double").is_some());
+/// let tool = ToolSpec::new("local/version").read_only().function(|()| Ok("1.2.0"));
+/// runtime.registry().register(tool)?;
+/// assert!(runtime.registry().get("version").is_some());
 /// # Ok(()) }
 /// ```
 #[derive(Default)]
@@ -156,11 +156,19 @@ impl ToolRegistry {
     /// Adds all or none: one new snapshot.
     pub(crate) fn register_all(&self, tools: Vec<Arc<dyn Tool>>) -> Result<(), ToolError> {
         let asked = tools.into_iter().map(ask).collect::<Result<Vec<_>, _>>()?;
+        // Declared before the guard, so that a tool that is not taken is dropped after it.
+        let entries: Vec<_>;
+        let mut snapshot;
         let mut next = lock(&self.next);
-        let mut snapshot = Snapshot::clone(&self.current.load());
-        for (entry, id) in asked.into_iter().zip(*next..) {
-            snapshot.add(Arc::new(ToolEntry { id, ..entry }))?;
-            *next = id + 1;
+        entries = asked
+            .into_iter()
+            .zip(*next..)
+            .map(|(asked, id)| Arc::new(asked.into_entry(id)))
+            .collect();
+        snapshot = Snapshot::clone(&self.current.load());
+        for entry in &entries {
+            snapshot.add(entry)?;
+            *next = entry.id + 1;
         }
         self.current.store(Arc::new(snapshot));
         drop(next);
@@ -184,25 +192,46 @@ impl fmt::Debug for ToolRegistry {
     }
 }
 
-/// Asks a tool what it is, once, and checks the answer. The id comes later.
-fn ask(tool: Arc<dyn Tool>) -> Result<ToolEntry, ToolError> {
+/// What a tool said of itself.
+struct Asked {
+    descriptor: ToolDescriptor,
+    tool: Foreign<Arc<dyn Tool>>,
+    immediate: Option<Foreign<Arc<dyn ToolInstance>>>,
+    off_thread: bool,
+}
+
+/// Asks a tool what it is, once, and checks the answer.
+fn ask(tool: Arc<dyn Tool>) -> Result<Asked, ToolError> {
+    let tool = Foreign::new(tool);
     let asked = contain(|| (tool.descriptor().clone(), tool.immediate(), tool.off_thread()));
     let (descriptor, immediate, off_thread) = asked.map_err(|text| {
         ToolError::registration("?", format!("the tool panicked when it was asked: {text}"))
     })?;
+    let immediate = immediate.map(Foreign::new);
     let name = descriptor.name.as_str();
     if let Some(problem) = descriptor.capability.contradiction() {
         return Err(ToolError::registration(name, problem));
     }
     if descriptor.max_concurrent == Some(0) {
-        return Err(ToolError::registration(
-            name,
-            "`max_concurrent` is 0, so no call could ever run; leave it out or set 1",
-        ));
+        let details = "`max_concurrent` is 0, so no call could ever run; leave it out or set 1";
+        return Err(ToolError::registration(name, details));
     }
-    let permits =
-        descriptor.max_concurrent.map(|limit| Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
-    Ok(ToolEntry { id: 0, descriptor, tool, immediate, permits, off_thread })
+    Ok(Asked { descriptor, tool, immediate, off_thread })
+}
+
+impl Asked {
+    fn into_entry(self, id: u32) -> ToolEntry {
+        let Self { descriptor, tool, immediate, off_thread } = self;
+        let limit = descriptor.max_concurrent.map(|limit| limit.min(Semaphore::MAX_PERMITS));
+        ToolEntry {
+            id,
+            descriptor,
+            tool,
+            immediate,
+            permits: limit.map(Semaphore::new),
+            off_thread,
+        }
+    }
 }
 
 /// Every text that stands for a name, each once.

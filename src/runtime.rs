@@ -18,10 +18,15 @@ use crate::keeper::{Begin, Job, Keeper, last_resort};
 use crate::obligation::Owed;
 use crate::plan::{Deadlines, Plan, PlanHandle, PlanOptions, PlanReport, PlanSettings};
 use crate::registry::ToolRegistry;
-use crate::scope::{Inner, PlanScope};
+use crate::scope::{Inner, LEAST_STEP, PlanScope};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use crate::sync::{Mutex, lock};
 use crate::tool::Tool;
+
+/// How long a drop waits after its own time, for clean-up that had to change its thread.
+const LAST_WAIT: Duration = Duration::from_secs(1);
+/// The deepest nesting of plans.
+const MOST_DEPTH: u32 = 16;
 
 /// What the runtime and everything of it share.
 pub(crate) struct Core {
@@ -56,15 +61,16 @@ impl Core {
         self.keeper.get_or_init(|| Keeper::start(self.keeper_threads).ok()).as_ref()
     }
 
-    /// Runs a job on the keeper, or on a thread of its own where there can be none.
+    /// Runs a job on the keeper. Where there can be none the job is dropped, and settles what it
+    /// owes: an activation that nothing could keep alive is refused.
     pub(crate) fn submit(&self, job: Job, begin: Begin) {
         match self.keeper() {
             Some(keeper) => keeper.begin(job, begin),
-            None => last_resort(job),
+            None => drop(job),
         }
     }
 
-    /// Submits the deactivation that is owed.
+    /// Submits the deactivation that is owed. Without a keeper it has a thread of its own.
     pub(crate) fn submit_clean_up(&self, owed: Owed, begin: Begin) {
         let (job, begin) = owed.into_job(begin);
         #[cfg(toolscope_faults)]
@@ -74,15 +80,18 @@ impl Core {
             }
             return;
         }
-        self.submit(job, begin);
+        match self.keeper() {
+            Some(keeper) => keeper.begin(job, begin),
+            None => last_resort(job),
+        }
     }
 
     /// A timer that needs nothing of the caller's runtime.
     pub(crate) async fn sleep(&self, time: Duration) {
         match self.keeper() {
             Some(keeper) => keeper.sleep(time).await,
-            // Without a thread for the keeper the caller's timers are the best there is.
-            None => tokio::time::sleep(time).await,
+            // Without a keeper nothing was activated, and there is nothing to be late for.
+            None => std::future::pending().await,
         }
     }
 
@@ -126,6 +135,10 @@ impl Core {
                 (Arc::clone(&parent.tools), settings)
             }
         };
+        if parent.is_some_and(|parent| parent.depth >= MOST_DEPTH) {
+            let reason = format!("plans are nested more than {MOST_DEPTH} deep");
+            return Err(ToolRuntimeError::AccessDenied { tool: "a child plan".to_owned(), reason });
+        }
         let id = PlanId::new(self.next_plan.fetch_add(1, Relaxed) + 1);
         let scope = PlanScope::new(self, id, tools, settings, parent.cloned());
         // Insert first, look second: whoever shuts down sets the flag first and collects second.
@@ -138,6 +151,10 @@ impl Core {
         if let Some(refused) = refused {
             scope.close(EndReason::ShutDown, Begin::There);
             return Err(refused);
+        }
+        // A shutdown that came between the cache and the parent found no parent to tell.
+        if let Some(parent) = parent.filter(|_| scope.is_settled()) {
+            parent.child_settled(&scope);
         }
         if watched.0.is_some() || watched.1.is_some() {
             self.submit(Box::pin(watch(Arc::clone(&scope), watched)), Begin::There);
@@ -166,8 +183,16 @@ impl Core {
         }
     }
 
-    /// Waits until every plan has settled, then closes the root scope and waits for that.
-    async fn until_settled(&self) {
+    /// Closes the root scope, and gives it up: it holds the runtime as the runtime holds it.
+    fn end_root(&self) {
+        self.close_root();
+        let root = lock(&self.root).take();
+        drop(root);
+    }
+
+    /// Waits until every plan has settled, then closes the root scope and waits for that, whose end
+    /// is cut to `hurry`.
+    async fn until_settled(&self, hurry: Option<tokio::time::Instant>) {
         while !self.cache.is_empty() {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -179,6 +204,9 @@ impl Core {
         self.close_root();
         let root = self.known_root();
         if let Some(root) = root {
+            if let Some(until) = hurry {
+                root.hurry(until);
+            }
             root.until(Inner::is_settled).await;
         }
     }
@@ -273,7 +301,7 @@ async fn watch(
 /// # Drop behaviour
 ///
 /// Dropping it ends every plan and waits for their deactivations, at most for the builder's
-/// [`drop_wait`](ToolRuntimeBuilder::drop_wait). The wait blocks the thread; the deactivations do
+/// [`drop_wait`](ToolRuntimeBuilder::drop_wait) and a second more; what hangs is cut in time for what is under it. The wait blocks the thread; the deactivations do
 /// not need that thread, unless a tool's clean-up does: then use [`shutdown`](Self::shutdown). On a
 /// thread of the keeper it never waits.
 pub struct ToolRuntime {
@@ -388,7 +416,7 @@ impl ToolRuntime {
         self.core.close_all();
         let stragglers = tokio::select! {
             biased;
-            () = self.core.until_settled() => Vec::new(),
+            () = self.core.until_settled(None) => Vec::new(),
             () = clock_of_its_own(&self.core, deadline) => {
                 self.core.close_root();
                 self.core.stragglers()
@@ -424,40 +452,38 @@ impl fmt::Debug for ToolRuntime {
 impl Drop for ToolRuntime {
     fn drop(&mut self) {
         self.core.close_all();
-        let Some(Some(keeper)) = self.core.keeper.get() else {
-            self.core.close_root();
-            drop(lock(&self.core.root).take());
-            return;
-        };
-        if keeper.is_foreign() {
-            self.core.close_root();
-        } else if keeper.is_here() {
-            // To wait on a thread that must do the work would be a deadlock: another one waits, and
-            // ends the keeper.
-            let (core, wait) = (Arc::clone(&self.core), self.drop_wait);
-            let spawned = std::thread::Builder::new()
-                .name("toolscope-drop".into())
-                .spawn(move || close_down(&core, wait));
-            drop(spawned);
-            return;
-        } else {
-            close_down(&self.core, self.drop_wait);
-            return;
+        match self.core.keeper.get() {
+            Some(Some(keeper)) if keeper.is_foreign() => self.core.end_root(),
+            Some(Some(keeper)) if keeper.is_here() => {
+                // To wait on a thread that must do the work would be a deadlock: another one waits.
+                let (core, wait) = (Arc::clone(&self.core), self.drop_wait);
+                let thread = std::thread::Builder::new().name("toolscope-drop".into());
+                if thread.spawn(move || close_down(&core, wait)).is_err() {
+                    self.core.end_root();
+                }
+            }
+            _ => close_down(&self.core, self.drop_wait),
         }
-        drop(lock(&self.core.root).take());
     }
 }
 
 /// The last part of a drop: waits, bounded, for what is left, and ends the keeper.
 fn close_down(core: &Core, wait: Duration) {
-    if !block_within(core.until_settled(), wait) {
-        core.close_root();
+    // What hangs is cut in time for what is under it.
+    let now = tokio::time::Instant::now();
+    for scope in core.cache.all() {
+        scope.hurry(now + wait.saturating_sub(LEAST_STEP * (scope.steps_left() + 4)));
     }
+    let root = now + wait.saturating_sub(LEAST_STEP * 4);
+    let settled = block_within(core.until_settled(Some(root)), wait);
     if let Some(Some(keeper)) = core.keeper.get() {
         keeper.stop();
     }
-    let root = lock(&core.root).take();
-    drop(root);
+    if !settled {
+        // The jobs that the keeper dropped are on threads of their own now.
+        block_within(core.until_settled(Some(root)), LAST_WAIT);
+    }
+    core.end_root();
 }
 
 /// Drives a future on this thread for at most that long; true if it was done. Needs no runtime.
@@ -506,19 +532,40 @@ async fn clock_of_its_own(_core: &Core, _wait: Duration) {
     std::future::pending().await
 }
 
+/// Waits for a signal. While nobody waits, signals have their default effect: Tokio's handlers stay
+/// installed for ever and would swallow them.
 #[cfg(all(unix, not(toolscope_shuttle)))]
 async fn signalled(core: &Core) -> std::io::Result<()> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     use tokio::signal::unix::{SignalKind, signal};
 
-    /// From now on a signal has its default effect again.
-    struct Armed(Arc<AtomicBool>);
-    impl Drop for Armed {
-        fn drop(&mut self) {
-            self.0.store(true, SeqCst);
+    /// How many wait, and whether nobody does: what the handlers look at.
+    static WAITING: Mutex<usize> = Mutex::new(0);
+    static NOBODY: OnceLock<std::io::Result<Arc<AtomicBool>>> = OnceLock::new();
+
+    struct Waiting(Arc<AtomicBool>);
+    impl Waiting {
+        fn change(&self, by: impl FnOnce(usize) -> usize) {
+            let mut waiting = lock(&WAITING);
+            *waiting = by(*waiting);
+            self.0.store(*waiting == 0, SeqCst);
         }
     }
-    let armed = Armed(Arc::default());
+    impl Drop for Waiting {
+        fn drop(&mut self) {
+            self.change(|waiting| waiting.saturating_sub(1));
+        }
+    }
+
+    let nobody = NOBODY.get_or_init(|| {
+        let nobody = Arc::new(AtomicBool::new(false));
+        for number in [SIGTERM, SIGINT] {
+            signal_hook::flag::register_conditional_default(number, Arc::clone(&nobody))?;
+        }
+        Ok(nobody)
+    });
+    let nobody =
+        nobody.as_ref().map_err(|error| std::io::Error::new(error.kind(), error.to_string()))?;
     let Some(keeper) = core.keeper() else {
         return Err(std::io::Error::other("the keeper could not be started"));
     };
@@ -526,10 +573,10 @@ async fn signalled(core: &Core) -> std::io::Result<()> {
         let _context = keeper.enter();
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?)
     };
-    for number in [SIGTERM, SIGINT] {
-        signal_hook::flag::register_conditional_default(number, Arc::clone(&armed.0))?;
-    }
+    let waiting = Waiting(Arc::clone(nobody));
+    waiting.change(|waiting| waiting + 1);
     tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    drop(waiting);
     Ok(())
 }
 

@@ -36,8 +36,8 @@ use crate::sync::{Mutex, MutexGuard, lock};
 use crate::trace::{DeactivationOutcome, DeactivationRecord, PlanLog, ToolExecutionTrace};
 
 /// The least time that each step of a plan's end gets, whatever is left of the budget.
-const LEAST_STEP: Duration = Duration::from_millis(250);
-/// The most deactivations that one plan keeps a record of.
+pub(crate) const LEAST_STEP: Duration = Duration::from_millis(250);
+/// The most deactivations that went well of which one plan keeps a record.
 const MOST_DEACTIVATIONS: usize = 1000;
 
 /// A plan, as its owner, its handles, its calls and its jobs share it.
@@ -50,6 +50,8 @@ pub(crate) struct PlanScope {
     /// The same moment on both clocks, read at the first call.
     clock: OnceLock<(Instant, SystemTime)>,
     pub(crate) parent: Option<Arc<PlanScope>>,
+    /// Plans above this one.
+    pub(crate) depth: u32,
     /// `None` where the runtime's defaults hold.
     settings: Option<Box<PlanSettings>>,
     inner: Mutex<Inner>,
@@ -126,6 +128,7 @@ impl PlanScope {
             gate: Gate::new(),
             log: Mutex::default(),
             clock: OnceLock::new(),
+            depth: parent.as_ref().map_or(0, |parent| parent.depth + 1),
             parent,
             settings,
             inner: Mutex::new(Inner {
@@ -223,7 +226,7 @@ impl PlanScope {
 
     /// How many steps are left of the end, one after another at worst: a drain and a deactivation
     /// for each slot.
-    fn steps_left(&self) -> u32 {
+    pub(crate) fn steps_left(&self) -> u32 {
         let (busy, children) = {
             let inner = self.inner();
             (inner.slots.busy().count(), inner.children().to_vec())
@@ -251,14 +254,11 @@ impl PlanScope {
     pub(crate) fn close(self: &Arc<Self>, reason: EndReason, begin: Begin) {
         // Taken before the own lock: no two plans are ever locked at once.
         let parent = self.parent.as_ref().and_then(|parent| parent.inner().end());
-        let (owed, children, draining, settled) = {
+        let (mut owed, children, until, draining, settled) = {
             let mut inner = self.inner();
             let Some(taken) = inner.slots.close(reason) else {
                 return;
             };
-            for instance in inner.slots.instances() {
-                instance.gate.close();
-            }
             let owed: Vec<_> = taken
                 .into_iter()
                 .map(|(_, active)| {
@@ -268,19 +268,25 @@ impl PlanScope {
                 .collect();
             let draining = self.gate.close();
             let settled = !draining && inner.settle();
-            if !settled {
+            let until = (!settled).then(|| {
                 let closed = Instant::now();
                 let own = later(closed, self.settings().deadlines.end);
                 let until = parent.map_or(own, |parent| own.min(parent.until));
                 inner.end = Some(Box::new(End { closed, until, draining, overrun: 0 }));
-            }
-            (owed, inner.children().to_vec(), draining, settled)
+                until
+            });
+            (owed, inner.children().to_vec(), until, draining, settled)
         };
+        // Only one deactivation is polled here, the last: one that blocks holds up no other.
+        let here = if begin == Begin::Here { owed.pop() } else { None };
         if let Some(soft) = self.soft.get() {
             soft.cancel();
         }
         for child in children {
-            child.close(reason_of_child(reason), begin);
+            child.close(reason_of_child(reason), Begin::There);
+            if let Some(until) = until {
+                child.hurry(until);
+            }
         }
         if draining {
             // Always in the keeper: it begins with a wait.
@@ -288,10 +294,26 @@ impl PlanScope {
             self.core.submit(Box::pin(draining.run()), Begin::There);
         }
         for owed in owed {
-            self.core.submit_clean_up(owed, begin);
+            self.core.submit_clean_up(owed, Begin::There);
+        }
+        if let Some(owed) = here {
+            self.core.submit_clean_up(owed, Begin::Here);
         }
         if settled {
             self.leave();
+        }
+    }
+
+    /// Cuts the budget of an end that is under way.
+    pub(crate) fn hurry(&self, until: Instant) {
+        let children = {
+            let mut inner = self.inner();
+            inner.end.iter_mut().for_each(|end| end.until = end.until.min(until));
+            inner.children().to_vec()
+        };
+        self.tell_changed();
+        for child in children {
+            child.hurry(until);
         }
     }
 
@@ -331,11 +353,16 @@ impl PlanScope {
         let own = later(Instant::now(), own);
         let cut = async {
             self.ended().await;
-            // Set before the plan's token is cancelled.
-            let end = self.inner().end();
-            match end {
-                Some(end) => tokio::time::sleep_until(cut(end)).await,
-                None => std::future::pending().await,
+            loop {
+                let mut changed = pin!(self.changed.notified());
+                changed.as_mut().enable();
+                // Set before the plan's token is cancelled; it may be cut later.
+                let end = self.inner().end();
+                let Some(end) = end else { return std::future::pending().await };
+                tokio::select! {
+                    () = tokio::time::sleep_until(cut(end)) => return,
+                    () = changed => {}
+                }
             }
         };
         tokio::select! { () = tokio::time::sleep_until(own) => {}, () = cut => {} }
@@ -372,7 +399,7 @@ impl PlanScope {
         Ok(())
     }
 
-    fn child_settled(self: &Arc<Self>, child: &Arc<PlanScope>) {
+    pub(crate) fn child_settled(self: &Arc<Self>, child: &Arc<PlanScope>) {
         let gone = {
             let mut inner = self.inner();
             let at = inner.children().iter().position(|other| Arc::ptr_eq(other, child));
@@ -433,7 +460,7 @@ impl PlanScope {
         inner.slots.settle(active.slot);
         let (name, generation) = (inner.slots.label(active.slot).to_owned(), active.generation);
         let kept = &mut inner.rare().deactivations;
-        if kept.len() < MOST_DEACTIVATIONS {
+        if kept.len() < MOST_DEACTIVATIONS || outcome != DeactivationOutcome::Ok {
             kept.push(DeactivationRecord { name, generation, outcome, overrun, took });
         }
     }
@@ -458,13 +485,12 @@ impl PlanScope {
     pub(crate) fn retire(
         self: &Arc<Self>,
         slot: SlotId,
-        generation: Option<u32>,
+        generation: u32,
         why: Why,
         begin: Begin,
     ) -> bool {
         let (retired, owed) = {
             let mut inner = self.inner();
-            let generation = generation.unwrap_or_else(|| inner.slots.generation(slot));
             match inner.slots.retire(slot, generation, why.clone()) {
                 Retired::Nothing => (false, None),
                 Retired::Under => (true, None),
@@ -484,19 +510,28 @@ impl PlanScope {
     pub(crate) async fn deactivate(self: &Arc<Self>, key: &Key) -> bool {
         let slot = self.inner().slots.find(key);
         let Some(slot) = slot else { return false };
-        if !self.retire(slot, None, Why::Host, Begin::Here) {
+        let generation = self.inner().slots.generation(slot);
+        if !self.retire(slot, generation, Why::Host, Begin::Here) {
             return false;
         }
-        self.until(|inner| !inner.slots.is_busy(slot)).await;
+        self.until(|inner| {
+            !inner.slots.is_busy(slot) || inner.slots.generation(slot) != generation
+        })
+        .await;
         true
     }
 
     // ===== what is told =====
 
-    /// How long after the plan's clock began that moment is. The first call begins it.
-    pub(crate) fn since_clock(&self, moment: Instant) -> Duration {
-        let (began, _) = self.clock.get_or_init(|| (moment, SystemTime::now()));
-        moment.saturating_duration_since(*began)
+    /// How long after the plan's clock began that moment, which is now, is. The first call begins it.
+    pub(crate) fn since_clock(&self, now: Instant) -> Duration {
+        let (began, _) = self.clock.get_or_init(|| (now, SystemTime::now()));
+        now.saturating_duration_since(*began)
+    }
+
+    /// Whether this is the runtime's scope of what outlives one plan.
+    pub(crate) fn is_root(&self) -> bool {
+        self.id.number() == 0
     }
 
     pub(crate) fn traces(&self) -> Vec<ToolExecutionTrace> {

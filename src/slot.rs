@@ -59,8 +59,9 @@ pub(crate) enum Ask<I, W> {
     Ready(SlotId, I),
     /// An attempt is under way: wait for what it says, then ask again.
     Wait(SlotId, W),
-    /// The asker owes the activation.
-    Start(SlotId, W),
+    /// The asker owes the activation. The error of the attempt before, if any, comes along to be
+    /// dropped outside the lock.
+    Start(SlotId, W, Option<ActivationError>),
     /// An instance is on its way out: wait until it has settled, then ask again.
     Later(SlotId),
     /// No.
@@ -204,9 +205,9 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
             }
             State::Activating { wait, .. } => return Ask::Wait(at, wait.clone()),
             State::Failed { attempts, error } if *attempts >= limits.attempts => {
-                return Ask::Refused(Refused::Activation(error.clone()));
+                return Ask::Refused(Refused::Activation(error.exhausted(*attempts)));
             }
-            State::Failed { attempts, .. } => (attempts + 1, false),
+            State::Failed { attempts, .. } => (attempts.saturating_add(1), false),
             State::Retired(Why::Host) if !by_hand => return Ask::Refused(Refused::Deactivated),
             State::Retired(Why::Tainted(reason))
                 if !by_hand && slot.replaced + 1 >= limits.generations =>
@@ -227,8 +228,12 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
         };
         slot.generation += u32::from(next_generation);
         let wait = wait();
-        slot.state = State::Activating { attempt, wait: wait.clone(), doomed: None };
-        Ask::Start(at, wait)
+        let activating = State::Activating { attempt, wait: wait.clone(), doomed: None };
+        let spent = match std::mem::replace(&mut slot.state, activating) {
+            State::Failed { error, .. } => Some(error),
+            _ => None,
+        };
+        Ask::Start(at, wait, spent)
     }
 
     pub(crate) fn push(&mut self, key: Key, label: Box<str>) -> SlotId {
@@ -323,16 +328,6 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
             }
         }
         Some(taken)
-    }
-
-    /// The active instances, to close their gates.
-    pub(crate) fn instances(&self) -> impl Iterator<Item = &I> {
-        self.slots.iter().filter_map(|slot| match &slot.state {
-            State::Active(instance) | State::Deactivating { parked: Some(instance), .. } => {
-                Some(instance)
-            }
-            _ => None,
-        })
     }
 
     /// A deactivation is over, however it went.
@@ -430,7 +425,9 @@ mod tests {
     fn active(tools: u32) -> Table {
         let mut table = Table::new();
         for tool in 0..tools {
-            let Ask::Start(slot, ()) = ask(&mut table, tool) else { panic!("a new slot starts") };
+            let Ask::Start(slot, (), _) = ask(&mut table, tool) else {
+                panic!("a new slot starts")
+            };
             assert_eq!(table.commit(slot, "instance"), None);
         }
         table
@@ -447,7 +444,7 @@ mod tests {
     #[test]
     fn the_first_asker_starts_and_the_others_wait() {
         let mut table = Table::new();
-        assert!(matches!(ask(&mut table, 0), Ask::Start(0, ())));
+        assert!(matches!(ask(&mut table, 0), Ask::Start(0, (), _)));
         assert!(matches!(ask(&mut table, 0), Ask::Wait(0, ())));
         table.commit(0, "instance");
         assert!(matches!(ask(&mut table, 0), Ask::Ready(0, "instance")));
@@ -474,7 +471,7 @@ mod tests {
         assert_eq!(table.commit(0, "instance"), Some(Why::Host));
         table.settle(0);
         assert!(matches!(ask(&mut table, 0), Ask::Refused(Refused::Deactivated)));
-        assert!(matches!(by_hand(&mut table, 0), Ask::Start(0, ())));
+        assert!(matches!(by_hand(&mut table, 0), Ask::Start(0, (), _)));
         assert_eq!(table.generation(0), 2);
     }
 
@@ -491,10 +488,10 @@ mod tests {
     fn attempts_that_count_run_out_and_others_do_not() {
         let mut table = Table::new();
         for counts in [false, false, true] {
-            assert!(matches!(ask(&mut table, 0), Ask::Start(0, ())));
+            assert!(matches!(ask(&mut table, 0), Ask::Start(0, (), _)));
             table.fail(0, error(), counts);
         }
-        assert!(matches!(ask(&mut table, 0), Ask::Start(0, ())));
+        assert!(matches!(ask(&mut table, 0), Ask::Start(0, (), _)));
         table.fail(0, error(), true);
         assert!(matches!(ask(&mut table, 0), Ask::Refused(Refused::Activation(_))));
     }
@@ -534,7 +531,7 @@ mod tests {
         assert_eq!(table.retire(0, 1, tainted()), Retired::Start("instance"));
         assert!(matches!(ask(&mut table, 0), Ask::Later(0)));
         table.settle(0);
-        assert!(matches!(ask(&mut table, 0), Ask::Start(0, ())));
+        assert!(matches!(ask(&mut table, 0), Ask::Start(0, (), _)));
         table.commit(0, "second");
         assert_eq!(table.retire(0, 1, tainted()), Retired::Nothing, "a call of the first instance");
         assert_eq!(table.retire(0, 2, tainted()), Retired::Start("second"));
@@ -543,7 +540,7 @@ mod tests {
             panic!("the limit is 2")
         };
         assert_eq!(error.phase(), ActivationPhase::Exhausted);
-        assert!(matches!(by_hand(&mut table, 0), Ask::Start(0, ())));
+        assert!(matches!(by_hand(&mut table, 0), Ask::Start(0, (), _)));
     }
 
     #[test]

@@ -35,6 +35,7 @@ use crate::contain::BoxFuture;
 use crate::context::{ActivationContext, DeactivationContext, ToolExecutionContext};
 use crate::descriptor::{ToolCapability, ToolDescriptor};
 use crate::error::EndReason;
+use crate::execute::{Call, CallOptions};
 use crate::name::ToolName;
 use crate::obligation::Attempt;
 use crate::plan::PlanHandle;
@@ -615,7 +616,13 @@ async fn pass(step: Step, stage: &str, token: CancellationToken) -> Result<(), T
 /// A context as an execution in that plan would have it, to test an instance by itself. Its call
 /// number is 0.
 pub fn execution_context(plan: &PlanHandle) -> ToolExecutionContext {
-    ToolExecutionContext::new(&plan.scope, 0, u32::MAX, None, None)
+    let (name, input, options, above) = ("", &Value::Null, CallOptions::new(), None);
+    ToolExecutionContext::new(
+        &Call { scope: &plan.scope, name, input, options, above },
+        0,
+        u32::MAX,
+        None,
+    )
 }
 
 /// A context as an activation in that plan would have it, to test a tool by itself.

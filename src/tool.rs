@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::contain::drop_contained;
 use crate::context::{ActivationContext, DeactivationContext, ToolExecutionContext};
 use crate::descriptor::ToolDescriptor;
 use crate::error::{CallError, OutcomeCode, ToolCancelled, ToolRuntimeError};
@@ -73,6 +74,28 @@ pub trait Tool: Send + Sync + 'static {
     /// For tools that block their thread or call `block_in_place` there.
     fn off_thread(&self) -> bool {
         false
+    }
+}
+
+#[async_trait]
+impl<T: Tool + ?Sized> Tool for Arc<T> {
+    fn descriptor(&self) -> &ToolDescriptor {
+        (**self).descriptor()
+    }
+
+    fn immediate(&self) -> Option<Arc<dyn ToolInstance>> {
+        (**self).immediate()
+    }
+
+    async fn activate(
+        &self,
+        ctx: &ActivationContext,
+    ) -> Result<Arc<dyn ToolInstance>, ToolFailure> {
+        (**self).activate(ctx).await
+    }
+
+    fn off_thread(&self) -> bool {
+        (**self).off_thread()
     }
 }
 
@@ -152,6 +175,15 @@ pub struct ToolFailure {
     message: String,
     code: Option<OutcomeCode>,
     source: Option<Arc<dyn Error + Send + Sync>>,
+    /// It is that of a shared activation, and not the fault of who hands it on.
+    shared: bool,
+}
+
+impl Drop for ToolFailure {
+    fn drop(&mut self) {
+        // The error behind it is the tool's.
+        drop_contained(self.source.take());
+    }
 }
 
 /// What kind of failure a [`ToolFailure`] is.
@@ -177,7 +209,7 @@ pub enum FailureKind {
 impl ToolFailure {
     /// A failure of that kind, with a text for the model.
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), code: None, source: None }
+        Self { kind, message: message.into(), code: None, source: None, shared: false }
     }
 
     /// The work failed.
@@ -210,8 +242,24 @@ impl ToolFailure {
         self.source.as_deref()
     }
 
-    pub(crate) fn into_source(self) -> Option<Arc<dyn Error + Send + Sync>> {
-        self.source
+    /// Adds the error behind it.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Error + Send + Sync + 'static) -> Self {
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    pub(crate) fn take_source(&mut self) -> Option<Arc<dyn Error + Send + Sync>> {
+        self.source.take()
+    }
+
+    pub(crate) fn of_shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    pub(crate) fn is_of_shared(&self) -> bool {
+        self.shared
     }
 
     /// The outcome of the call that ends with this.
@@ -258,7 +306,13 @@ impl<E: Error + Send + Sync + 'static> From<E> for ToolFailure {
                 any.downcast_ref::<ToolRuntimeError>().map(ToolRuntimeError::code),
             )
         };
-        Self { kind, message: error.to_string(), code, source: Some(Arc::new(error)) }
+        Self {
+            kind,
+            message: error.to_string(),
+            code,
+            source: Some(Arc::new(error)),
+            shared: false,
+        }
     }
 }
 

@@ -97,6 +97,8 @@ pub(crate) struct RecordText {
 #[derive(Debug, Default)]
 pub(crate) struct PlanLog {
     records: VecDeque<Record>,
+    /// All calls up to this number have ended.
+    ended: u64,
     rare: Option<Box<RareLog>>,
 }
 
@@ -107,6 +109,8 @@ struct RareLog {
     changes: Vec<RecordedChange>,
     /// The state of calls that asked for one.
     states: Vec<(u64, Arc<CallState>)>,
+    /// The calls beyond [`PlanLog::ended`] that have ended too: first and last of each run, in order.
+    ended: Vec<(u64, u64)>,
 }
 
 impl PlanLog {
@@ -123,17 +127,50 @@ impl PlanLog {
             self.rare().dropped += 1;
         }
         self.records.push_back(record);
+        self.end(call);
         let states = &mut self.rare.as_mut()?.states;
         let at = states.iter().position(|(of, _)| *of == call)?;
         Some(states.swap_remove(at).1)
     }
 
-    /// The state of a call, made when first asked for.
+    /// Notes that a call is over.
+    pub(crate) fn end(&mut self, call: u64) {
+        if call == self.ended + 1 {
+            self.ended = call;
+            let runs = self.rare.as_mut().map(|rare| &mut rare.ended);
+            if let Some(runs) =
+                runs.filter(|runs| runs.first().is_some_and(|run| run.0 == call + 1))
+            {
+                self.ended = runs.remove(0).1;
+            }
+            return;
+        }
+        let runs = &mut self.rare().ended;
+        let at = runs.partition_point(|run| run.1 < call);
+        match (at.checked_sub(1).is_some_and(|before| runs[before].1 + 1 == call), runs.get(at)) {
+            (true, Some(after)) if after.0 == call + 1 => runs[at - 1].1 = runs.remove(at).1,
+            (true, _) => runs[at - 1].1 = call,
+            (false, Some(after)) if after.0 == call + 1 => runs[at].0 = call,
+            (false, _) => runs.insert(at, (call, call)),
+        }
+    }
+
+    /// Whether a call is over. Calls are numbered from 1; 0 is none, and never over.
+    pub(crate) fn has_ended(&self, call: u64) -> bool {
+        let in_run = |run: &(u64, u64)| (run.0..=run.1).contains(&call);
+        let beyond = || self.rare.as_ref().is_some_and(|rare| rare.ended.iter().any(in_run));
+        call != 0 && (call <= self.ended || beyond())
+    }
+
+    /// The state of a call, made when first asked for. That of a call that is over is not kept.
     pub(crate) fn state(&mut self, call: u64, make: impl FnOnce() -> CallState) -> Arc<CallState> {
         if let Some(state) = self.known_state(call) {
             return state;
         }
         let state = Arc::new(make());
+        if self.has_ended(call) {
+            return state;
+        }
         self.rare().states.push((call, Arc::clone(&state)));
         state
     }

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::context::{ActivationContext, ToolExecutionContext};
 use crate::descriptor::{ResourceSlot, ToolCapability, ToolDescriptor};
@@ -139,7 +139,7 @@ impl ToolSpec {
 
     fn typed<A: JsonSchema, O: JsonSchema>(self, instance: impl ToolInstance) -> FunctionTool {
         let mut descriptor = self.descriptor;
-        descriptor.input_schema = Some(schemars::schema_for!(A).to_value());
+        descriptor.input_schema = Some(schema_of_input(schemars::schema_for!(A).to_value()));
         descriptor.output_schema = Some(schemars::schema_for!(O).to_value());
         FunctionTool { descriptor, instance: Arc::new(instance) }
     }
@@ -175,6 +175,20 @@ impl Tool for FunctionTool {
     }
 }
 
+/// What takes nothing takes an empty object: a call's input is always an object.
+fn schema_of_input(schema: Value) -> Value {
+    if schema["type"] == "null" { json!({"type": "object", "maxProperties": 0}) } else { schema }
+}
+
+fn arguments<A: DeserializeOwned>(input: &Value) -> Result<A, serde_json::Error> {
+    A::deserialize(input).or_else(|error| match input {
+        Value::Object(fields) if fields.is_empty() => {
+            A::deserialize(&Value::Null).map_err(|_| error)
+        }
+        _ => Err(error),
+    })
+}
+
 /// A handler with the types of its arguments and its output.
 struct Typed<F, A, O> {
     handler: F,
@@ -194,7 +208,7 @@ where
         ctx: &ToolExecutionContext,
         input: &Value,
     ) -> Result<ToolOutput, ToolFailure> {
-        let args = A::deserialize(input)
+        let args = arguments(input)
             .map_err(|error| ToolFailure::invalid(format!("the input does not fit: {error}")))?;
         let output = (self.handler)(ctx.clone(), args).await?;
         ToolOutput::json(output)

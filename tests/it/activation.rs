@@ -557,7 +557,8 @@ async fn p3_after_three_failed_attempts_the_last_error_is_final() {
     activation_error(call(&plan, "tool").await);
     activation_error(call(&plan, "tool").await);
     let error = activation_error(call(&plan, "tool").await);
-    assert_eq!(error.message(), "the probe fails in activate");
+    assert_eq!(error.phase(), ActivationPhase::Exhausted);
+    assert!(error.message().ends_with("the last one: the probe fails in activate"), "{error}");
     plan.finish().await;
     assert_eq!(probe.counts().activations, 3);
     fixture.end().await;

@@ -16,7 +16,7 @@ use toolscope::{
     ActivationContext, ActivationPhase, CallError, CallOptions, Deadlines, FailureKind,
     FunctionTool, OutcomeCode, PlanHandle, PlanOptions, Tool, ToolCapability, ToolDescriptor,
     ToolExecutionContext, ToolExecutionTrace, ToolFailure, ToolInstance, ToolOutput, ToolResult,
-    ToolRuntimeError, ToolSpec, async_trait,
+    ToolRuntime, ToolRuntimeError, ToolSpec, async_trait,
 };
 
 use crate::support::{Fixture, paused};
@@ -1394,5 +1394,72 @@ async fn p11_a_tool_cannot_cancel_its_plan() {
     assert_eq!(plan.end_reason(), None);
     let again = plan.execute("rebel", json!({})).await.unwrap();
     assert!(again.success);
+    fixture.end().await;
+}
+
+// ===== what a call sees and leaves =====
+
+#[tokio::test(start_paused = true)]
+async fn p14_a_tool_sees_the_token_of_its_call_within_one_poll() {
+    let token = CancellationToken::new();
+    let cancel = token.clone();
+    let tool = ToolSpec::new("tool").handler(move |ctx, ()| {
+        cancel.cancel();
+        ready(ctx.check().map_err(ToolFailure::from))
+    });
+    let fixture = Fixture::with(paused().tool(tool), &[]).await;
+    let plan = fixture.plan();
+    let options = CallOptions::new().token(token);
+    let returned = plan.execute_with("tool", json!({}), options).await;
+    assert!(matches!(returned, Err(CallError::Cancelled(_))));
+    assert!(traced(&plan, &returned).cancelled);
+    fixture.end().await;
+}
+
+#[tokio::test]
+async fn p13_a_call_lies_between_its_two_moments_on_the_wall() {
+    let probe = Probe::new("probe").on_execute(Step::Yield(50));
+    let fixture = Fixture::new(&[&probe]).await;
+    let plan = fixture.plan();
+    let before = SystemTime::now();
+    let returned = plan.execute("probe", json!({})).await;
+    let after = SystemTime::now();
+    let trace = traced(&plan, &returned);
+    let slack = Duration::from_millis(5);
+    assert!(before <= trace.started + slack && trace.started + trace.duration <= after + slack);
+    fixture.end().await;
+}
+
+/// Looks at its plan when it is dropped.
+#[derive(Debug)]
+struct Nosy(PlanHandle);
+
+impl std::fmt::Display for Nosy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("nosy")
+    }
+}
+
+impl std::error::Error for Nosy {}
+
+impl Drop for Nosy {
+    fn drop(&mut self) {
+        self.0.end_reason();
+    }
+}
+
+#[tokio::test]
+async fn p14_an_error_may_look_at_its_plan_when_it_is_dropped() {
+    let given = Arc::new(std::sync::OnceLock::<PlanHandle>::new());
+    let probe = Probe::new("probe");
+    let plan = Arc::clone(&given);
+    let hooked = crate::hooks::Hooked::new(&probe)
+        .before_activate(move |_| ready(Err(Nosy(plan.get().unwrap().clone()).into())));
+    let fixture = hooked.fixture(ToolRuntime::builder()).await;
+    let plan = fixture.plan();
+    given.set(plan.handle()).unwrap();
+    for _ in 0..4 {
+        crate::hooks::within(plan.execute("probe", json!({}))).await.unwrap_err();
+    }
     fixture.end().await;
 }

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use toolscope::test_util::{Probe, ProbeCounts, Step, execution_context};
 use toolscope::{
     BoundResource, CallError, Deadlines, EndReason, OutcomeCode, PlanOptions, ToolCapability,
-    ToolRuntimeError, ToolSpec,
+    ToolFailure, ToolRuntimeError, ToolSpec,
 };
 
 use crate::call::{relay, relayed};
@@ -585,6 +585,60 @@ async fn p15_each_plan_has_its_own_limit_of_calls_at_once() {
     assert_pending!(holds.poll());
     let mut call = task::spawn(child.execute("probe", json!({})));
     assert!(assert_ready!(call.poll()).unwrap().success);
+    drop(holds);
+    fixture.end().await;
+}
+
+// ===== the end of what is nested =====
+
+#[tokio::test(start_paused = true)]
+async fn p15_a_child_that_is_ending_is_cut_to_what_is_left_of_its_parent() {
+    let probe = Probe::new("probe").on_deactivate(Step::Never);
+    let fixture = Fixture::paused(&[&probe]).await;
+    let parent = PlanOptions::new().deadlines(Deadlines::default().end(SECOND));
+    let parent = fixture.begin(parent).unwrap();
+    let patient = Deadlines::default().end(90 * SECOND).deactivate(90 * SECOND);
+    let child = parent.begin_child(PlanOptions::new().deadlines(patient)).unwrap();
+    child.execute("probe", json!({})).await.unwrap();
+    drop(child);
+    let began = Instant::now();
+    let report = parent.finish().await;
+    assert_eq!(report.unsettled(), [""; 0]);
+    assert_eq!(began.elapsed().as_secs(), 1);
+    fixture.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn p15_plans_are_nested_sixteen_deep_and_no_deeper() {
+    let fixture = Fixture::paused(&[]).await;
+    let mut plans = vec![fixture.plan()];
+    for _ in 0..16 {
+        let child = plans.last().unwrap().begin_child(PlanOptions::new()).unwrap();
+        plans.push(child);
+    }
+    let refused = plans.last().unwrap().begin_child(PlanOptions::new()).unwrap_err();
+    assert_eq!(refused.code(), OutcomeCode::AccessDenied);
+    drop(plans);
+    fixture.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn p15_a_context_that_was_kept_inherits_no_permit() {
+    let (kept, keep) = tokio::sync::oneshot::channel();
+    let kept = std::sync::Mutex::new(Some(kept));
+    let keeper = ToolSpec::new("keeper").read_only().handler(move |ctx, ()| {
+        let kept = kept.lock().unwrap().take().unwrap();
+        std::future::ready(kept.send(ctx).map_err(|_| ToolFailure::failed("nobody keeps it")))
+    });
+    let probe = Probe::new("probe").on_execute(Step::Never);
+    let fixture = Fixture::with(paused().tool(keeper), &[&probe]).await;
+    let plan = fixture.begin(PlanOptions::new().max_concurrent(1).permit_wait(SECOND)).unwrap();
+    plan.execute("keeper", json!({})).await.unwrap();
+    let ctx = keep.await.unwrap();
+    let mut holds = task::spawn(plan.execute("probe", json!({})));
+    assert_pending!(holds.poll());
+    let error = ctx.execute_nested("probe", &json!({})).await.unwrap_err();
+    assert_eq!(error.code(), OutcomeCode::Concurrency);
     drop(holds);
     fixture.end().await;
 }

@@ -599,7 +599,7 @@ async fn p4_the_runtime_dropped_by_a_tools_deactivate_on_a_keeper_thread() {
 fn p4_a_deactivation_that_the_keeper_did_not_come_to_runs_all_the_same() {
     let blocker = Blocker::default();
     let block = blocker.clone();
-    let (slow, queued) = (Probe::new("slow").off_thread(), Probe::new("queued"));
+    let (slow, queued) = (Probe::new("slow"), Probe::new("queued"));
     let hooked = Hooked::new(&slow).after_deactivate(move |_| {
         block.block();
         async { Ok(()) }
@@ -895,6 +895,7 @@ async fn p7_clean_up_has_a_fresh_token_and_knows_why_the_plan_ended() {
 // ===== tools that go wrong where a probe cannot =====
 
 /// Panics when it is dropped.
+#[derive(Debug)]
 pub(crate) struct Bomb;
 
 impl Drop for Bomb {
@@ -977,4 +978,106 @@ impl ToolInstance for FuturelessInstance {
     {
         panic!("no future")
     }
+}
+
+// ===== what hangs or blocks holds up no other =====
+
+#[test]
+fn p7_a_deactivation_that_blocks_the_task_that_finishes_holds_up_no_other() {
+    let (blocker, other) = (Blocker::default(), Probe::new("other"));
+    let block = blocker.clone();
+    let hooked = Hooked::new(&Probe::new("tool")).after_deactivate(move |_| {
+        block.block();
+        async { Ok(()) }
+    });
+    let builder = ToolRuntime::builder().tool(other.tool()).tool(hooked);
+    let runtime = block_on(builder.build()).unwrap();
+    let plan = runtime.begin(PlanOptions::new()).unwrap();
+    block_on(call(&plan, "other")).unwrap();
+    block_on(call(&plan, "tool")).unwrap();
+    let finishing = std::thread::spawn(move || block_on(plan.finish()));
+    block_on(until(|| blocker.is_blocking() && other.counts().deactivations == 1));
+    blocker.release();
+    assert_eq!(finishing.join().unwrap().deactivations().len(), 2);
+    other.assert_balanced();
+}
+
+#[test]
+fn p7_dropping_the_runtime_cuts_what_hangs_in_time_for_what_is_under_it() {
+    let wire = Probe::new("wire");
+    let tool = Probe::new("tool").needs(&wire).on_deactivate(Step::Never);
+    let builder = ToolRuntime::builder().drop_wait(Duration::from_secs(3)).tool(tool.tool());
+    let runtime = block_on(builder.build()).unwrap();
+    let plan = runtime.begin(PlanOptions::new()).unwrap();
+    block_on(call(&plan, "tool")).unwrap();
+    drop(runtime);
+    wire.assert_balanced();
+    assert_eq!(wire.counts().deactivations, 1);
+    drop(plan);
+}
+
+#[tokio::test]
+async fn p7_a_plan_can_be_finished_after_its_runtime_was_dropped() {
+    let probe = Probe::new("tool").on_deactivate(Step::Never);
+    let builder = ToolRuntime::builder().drop_wait(Duration::ZERO).tool(probe.tool());
+    let runtime = builder.build().await.unwrap();
+    let plan = runtime.begin(PlanOptions::new()).unwrap();
+    call(&plan, "tool").await.unwrap();
+    drop(runtime);
+    let report = within(plan.finish()).await;
+    assert_eq!(report.reason(), EndReason::ShutDown);
+    probe.assert_balanced();
+}
+
+/// An error whose destructor panics.
+#[derive(Debug)]
+struct LoudError(Bomb);
+
+impl std::fmt::Display for LoudError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("tick")
+    }
+}
+
+impl std::error::Error for LoudError {}
+
+#[tokio::test]
+async fn p7_an_error_whose_drop_panics_is_a_failed_deactivation() {
+    let probe = Probe::new("tool");
+    let hooked = Hooked::new(&probe).after_deactivate(|_| async { Err(LoudError(Bomb).into()) });
+    let fixture = hooked.fixture(ToolRuntime::builder()).await;
+    let plan = fixture.plan();
+    call(&plan, "tool").await.unwrap();
+    let [record] = plan.finish().await.deactivations().try_into().unwrap();
+    assert_eq!(record.outcome, DeactivationOutcome::Failed("tick".into()));
+    fixture.end().await;
+}
+
+/// A tool whose destructor panics.
+struct LoudTool(Arc<dyn Tool>, Bomb);
+
+#[async_trait]
+impl Tool for LoudTool {
+    fn descriptor(&self) -> &ToolDescriptor {
+        self.0.descriptor()
+    }
+
+    async fn activate(
+        &self,
+        ctx: &ActivationContext,
+    ) -> Result<Arc<dyn ToolInstance>, ToolFailure> {
+        self.0.activate(ctx).await
+    }
+}
+
+#[tokio::test]
+async fn p9_a_tool_whose_drop_panics_does_not_unwind_out_of_the_runtime() {
+    let probe = Probe::new("tool");
+    let loud = LoudTool(Arc::new(probe.tool()), Bomb);
+    let runtime = ToolRuntime::builder().tool(loud).build().await.unwrap();
+    let plan = runtime.begin(PlanOptions::new()).unwrap();
+    call(&plan, "tool").await.unwrap();
+    drop(runtime);
+    drop(plan);
+    probe.assert_balanced();
 }

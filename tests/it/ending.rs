@@ -475,7 +475,7 @@ async fn p8_a_shutdown_names_its_stragglers_and_they_settle_later() {
 
 #[tokio::test]
 async fn p8_a_blocked_keeper_does_not_stop_the_clock_of_a_shutdown() {
-    let (probe, blocker) = (Probe::new("tool").off_thread(), Blocker::default());
+    let (probe, blocker) = (Probe::new("tool"), Blocker::default());
     let builder = ToolRuntime::builder().keeper_threads(1);
     let fixture = blocking(&probe, &blocker).fixture(builder).await;
     let plan = fixture.plan();
@@ -490,7 +490,7 @@ async fn p8_a_blocked_keeper_does_not_stop_the_clock_of_a_shutdown() {
 
 #[tokio::test]
 async fn p8_a_keeper_whose_threads_are_all_blocked_is_told_once() {
-    let (probe, blocker) = (Probe::new("tool").off_thread(), Blocker::default());
+    let (probe, blocker) = (Probe::new("tool"), Blocker::default());
     let builder = ToolRuntime::builder().keeper_threads(1);
     let fixture = blocking(&probe, &blocker).fixture(builder).await;
     let plan = fixture.plan();
@@ -639,7 +639,7 @@ fn p9_a_plan_dropped_by_a_panic_adds_no_panic() {
 
 #[test]
 fn p9_dropping_a_plan_does_not_wait_for_a_blocked_keeper() {
-    let (probe, blocker) = (Probe::new("tool").off_thread(), Blocker::default());
+    let (probe, blocker) = (Probe::new("tool"), Blocker::default());
     let builder = ToolRuntime::builder().keeper_threads(1);
     let fixture = block_on(blocking(&probe, &blocker).fixture(builder));
     let (first, second) = (fixture.plan(), fixture.plan());
@@ -707,7 +707,7 @@ fn p9_the_drop_of_the_runtime_is_bounded() {
 
 #[test]
 fn p9_the_drop_of_the_runtime_is_bounded_by_a_blocked_keeper_too() {
-    let (probe, blocker) = (Probe::new("tool").off_thread(), Blocker::default());
+    let (probe, blocker) = (Probe::new("tool"), Blocker::default());
     let builder = ToolRuntime::builder().keeper_threads(1).drop_wait(Duration::from_millis(1));
     let fixture = block_on(blocking(&probe, &blocker).fixture(builder));
     let plan = fixture.plan();

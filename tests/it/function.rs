@@ -264,3 +264,25 @@ async fn a_function_tool_has_nothing_to_deactivate() {
     assert_eq!(plan.finish().await.deactivations(), []);
     fixture.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_function_without_arguments_takes_an_empty_object() {
+    let tool = spec().function(|()| Ok("here"));
+    assert_eq!(Tool::descriptor(&tool).input_schema.as_ref().unwrap()["type"], "object");
+    assert_eq!(call(tool, json!({})).await.output, json!("here"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_function_without_arguments_takes_nothing_else() {
+    let tool = spec().function(|()| Ok("here"));
+    assert_eq!(call(tool, json!({"a": 1})).await.code(), "invalid_input");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tool_behind_an_arc_is_a_tool() {
+    let tool: Arc<dyn Tool> = Arc::new(spec().function(|()| Ok("here")));
+    let fixture = Fixture::with(paused().tool(tool), &[]).await;
+    let plan = fixture.plan();
+    assert_eq!(plan.execute("tool", json!({})).await.unwrap().output, json!("here"));
+    fixture.end().await;
+}

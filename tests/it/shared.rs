@@ -613,3 +613,25 @@ async fn pooling(
     });
     hooked.fixture(builder).await
 }
+
+#[tokio::test]
+async fn p3_what_is_shared_between_plans_is_tried_again_for_as_long_as_plans_ask() {
+    let failing = [Step::Err, Step::Err, Step::Err, Step::Err, Step::Ok];
+    let pool = Probe::new("pool").on_activate(failing);
+    let tool = Hooked::new(&Probe::new("tool")).before_activate({
+        let pool = pool.clone();
+        move |ctx| {
+            let making = wire::<0>(&pool);
+            async move { ctx.shared_between_plans("pool", making).await.map(drop) }
+        }
+    });
+    let fixture = tool.fixture(ToolRuntime::builder()).await.track(&pool);
+    let mut outcomes = Vec::new();
+    for _ in 0..5 {
+        let plan = fixture.plan();
+        outcomes.push(call(&plan, "tool").await.is_ok());
+        plan.finish().await;
+    }
+    assert_eq!(outcomes, [false, false, false, false, true]);
+    fixture.end().await;
+}

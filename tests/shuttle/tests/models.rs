@@ -340,6 +340,26 @@ fn the_begin_of_a_child_races_the_end_of_its_parent() {
     });
 }
 
+/// P8: a child that the shutdown closes before its parent knows it does not keep the parent waiting.
+#[test]
+fn the_begin_of_a_child_races_the_shutdown() {
+    check(async || {
+        let tool = Probe::new("tool");
+        let model = Model::new(&[&tool], &[]).await;
+        let plan = model.plan();
+        let parent = plan.handle();
+        let beginner = tokio::spawn(async move {
+            if let Ok(child) = parent.begin_child(options()) {
+                child.ended().await;
+            }
+        });
+        let report = model.shutdown(FAR).await;
+        assert!(report.stragglers.is_empty(), "{report:?}");
+        beginner.await.unwrap();
+        model.end().await;
+    });
+}
+
 /// P1: each call spoils its instance, and the next one waits for the next generation.
 #[test]
 fn a_tainted_instance_is_replaced_while_callers_race() {

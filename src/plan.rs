@@ -570,7 +570,7 @@ impl PlanHandle {
     /// there was an instance, or an activation under way; false for an immediate tool, for one that
     /// is not active, and while another deactivation of it is under way.
     ///
-    /// Running calls are not cancelled; they have until the end budget. After it calls give
+    /// Running calls are not cancelled; they have until the end budget. Once it gave true, calls give
     /// `NotActivated` until [`activate`](Self::activate).
     ///
     /// # Cancel safety

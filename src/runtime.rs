@@ -629,8 +629,8 @@ impl ToolRuntimeBuilder {
         self
     }
 
-    /// Builds the runtime. No thread is started before the first managed activation or the first
-    /// timeout.
+    /// Builds the runtime. No thread is started before the first managed activation, the first
+    /// timer, or the first plan with a token or a deadline.
     ///
     /// # Errors
     ///

@@ -64,14 +64,16 @@ pub trait Tool: Send + Sync + 'static {
     /// Makes the tool ready for one plan. Runs on the runtime's keeper, so what it opens lives
     /// until `deactivate`.
     ///
-    /// The first poll may happen in the task that asked for the tool, inside the keeper's context.
+    /// The first poll may happen in the task that asked for the tool, inside the keeper's context
+    /// (`spawn_local` there would land on that task's `LocalSet`); see
+    /// [`off_thread`](Self::off_thread).
     /// What must be undone if this does not return `Ok` goes to [`ActivationContext::defer`];
     /// `deactivate` is not called then.
     async fn activate(&self, ctx: &ActivationContext)
     -> Result<Arc<dyn ToolInstance>, ToolFailure>;
 
-    /// Whether activation and deactivation must never be polled by the task that asked for them.
-    /// For tools that block their thread or call `block_in_place` there.
+    /// Whether activation and deactivation run on a thread where they may block or call
+    /// `block_in_place`, and are never polled by the task that asked for them.
     fn off_thread(&self) -> bool {
         false
     }

@@ -39,6 +39,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
     plan.execute("store/get", &apples).await?;
     plan.execute("store/get", json!({"key": "pears"})).await?;
     plan.execute("store/get", &apples).await?;
+    // No longer needed; the store stays open for `get`.
+    plan.deactivate("store/put").await;
     println!("the plan ends");
     let report = plan.finish().await;
 

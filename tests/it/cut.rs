@@ -23,6 +23,7 @@ use toolscope::{
 };
 
 use crate::support::Fixture;
+use crate::tell;
 
 // ===== the scenarios =====
 
@@ -676,8 +677,8 @@ fn p2_p4_p5_every_public_future_can_be_cut_at_every_await() {
         }
     }
     let count = points.0.len();
-    println!("cut points: {count} distinct");
-    println!("of them {ones} with one caller cut, {} with two", count - ones);
+    tell!("cut points: {count} distinct");
+    tell!("of them {ones} with one caller cut, {} with two", count - ones);
     assert!(count >= 5000, "{count} points are too few");
 }
 
@@ -714,7 +715,7 @@ fn p2_p4_the_callers_runtime_can_end_at_every_await() {
             }
         }
     }
-    println!("runtime-end points: {points}");
+    tell!("runtime-end points: {points}");
     assert!(points >= 500, "{points} points are too few");
 }
 

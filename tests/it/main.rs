@@ -3,6 +3,7 @@
     clippy::unwrap_used,
     clippy::disallowed_methods,
     clippy::print_stdout,
+    clippy::explicit_write,
     reason = "a test may fail, spawn, block and print"
 )]
 

@@ -18,6 +18,7 @@ use toolscope::{
 
 use crate::cut::{RuntimeEnd, callers_runtime, quiet_probes};
 use crate::support::Fixture;
+use crate::tell;
 
 // ===== chance =====
 
@@ -461,7 +462,7 @@ impl Stress {
 fn p4_every_way_to_end_balances_the_ledger() {
     quiet_probes();
     let (plans, seed) = (setting("TOOLSCOPE_STRESS_PLANS").unwrap_or(20_000), seed());
-    println!("stress: {plans} plans, TOOLSCOPE_SEED={seed}");
+    tell!("stress: {plans} plans, TOOLSCOPE_SEED={seed}");
     let mut stress = Stress {
         dice: Dice::new(seed),
         begun: [0; Mode::ALL.len()],
@@ -473,17 +474,21 @@ fn p4_every_way_to_end_balances_the_ledger() {
         stress.epoch(EPOCH.min(plans - first));
     }
     for (mode, begun) in Mode::ALL.iter().zip(stress.begun) {
-        println!("{begun:6} {mode:?}");
+        tell!("{begun:6} {mode:?}");
     }
     let elsewhere = stress.begun_elsewhere.load(Relaxed);
-    println!("of the last but one and the last {elsewhere} were let begin");
+    tell!("of the last but one and the last {elsewhere} were let begin");
     let Stress { counts, stats, .. } = stress;
-    println!("{counts:?}");
-    println!(
+    tell!("{counts:?}");
+    tell!(
         "ledger: activated {}, deactivated {} ({} with trouble), failed {}, lost {}",
-        stats.activated, stats.deactivated, stats.troubled, stats.failed, stats.lost
+        stats.activated,
+        stats.deactivated,
+        stats.troubled,
+        stats.failed,
+        stats.lost
     );
-    println!(
+    tell!(
         "missed {}, doubled {}, overlapping {}, late {}, half-done {} by their deadline and 0 else",
         counts.activated.abs_diff(counts.deactivations),
         counts.doubled,
@@ -511,7 +516,7 @@ async fn p1_a_thousand_tasks_race_for_one_activation_two_hundred_times() {
         plan.finish().await;
     }
     let stats = fixture.end().await;
-    println!("race: 200 rounds of 1000 tasks, {} starts", stats.started);
+    tell!("race: 200 rounds of 1000 tasks, {} starts", stats.started);
     assert_eq!(stats.started, 200);
 }
 
@@ -567,7 +572,7 @@ fn race_with_the_end(end: impl Fn(ToolRuntime)) {
         let open = leaked.iter().find(|plan| plan.end_reason().is_none());
         assert!(open.is_none(), "{open:?} slipped past the end");
     }
-    println!("race: 500 ends of a runtime, {begun} plans begun meanwhile");
+    tell!("race: 500 ends of a runtime, {begun} plans begun meanwhile");
 }
 
 #[test]

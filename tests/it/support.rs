@@ -96,3 +96,12 @@ impl Drop for Fixture {
         );
     }
 }
+
+/// Prints a figure that every run is to show: the test harness does not capture it.
+#[macro_export]
+macro_rules! tell {
+    ($($text:tt)*) => {{
+        use std::io::Write;
+        writeln!(std::io::stdout(), $($text)*).unwrap();
+    }};
+}

@@ -39,6 +39,7 @@ const CALLS_3: &str = "begin, three immediate calls, finish";
 const MANAGED: &str = "begin, activate a managed no-op, execute, finish";
 const MANAGED_64: &str = "the same, 64 tasks at once, for one plan";
 const WAITS: &str = "the same alone, its activation waits once";
+const HOP: &str = "a bare hop to another Tokio runtime and back";
 
 /// Plans that are alive at once in a crowd.
 const CROWD: usize = 100_000;
@@ -104,6 +105,7 @@ fn one_plan(effort: Effort) {
         move |count| tokio.block_on(plans(runtime, tool, calls, input, count))
     };
 
+    let other = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut table = Table::default();
     table.row(DIRECT, direct);
     table.row(DIRECT_3, |count| direct(3 * count));
@@ -131,6 +133,13 @@ fn one_plan(effort: Effort) {
         tokio.block_on(tasks.join_all());
     });
     table.row(WAITS, run("waits", 1));
+    table.row(HOP, |count| {
+        tokio.block_on(async {
+            for _ in 0..count {
+                other.spawn(tokio::task::yield_now()).await.unwrap();
+            }
+        });
+    });
     table.measure(effort);
     table.print();
 

@@ -663,6 +663,7 @@ fn cut(text: &mut String) {
         let at = (0..=MOST_ERROR_TEXT).rev().find(|at| text.is_char_boundary(*at));
         text.truncate(at.unwrap_or(0));
         text.push_str(" [cut]");
+        text.shrink_to_fit();
     }
 }
 

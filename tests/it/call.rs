@@ -1463,3 +1463,15 @@ async fn p14_an_error_may_look_at_its_plan_when_it_is_dropped() {
     }
     fixture.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn p13_a_trace_keeps_the_first_4096_bytes_of_an_error() {
+    let tool =
+        ToolSpec::new("tool").function(|()| Err::<(), _>(ToolFailure::failed("ä".repeat(100_000))));
+    let fixture = Fixture::with(paused().tool(tool), &[]).await;
+    let plan = fixture.plan();
+    let result = plan.execute("tool", json!({})).await.unwrap();
+    assert_eq!(result.error.unwrap().len(), 200_000);
+    assert_eq!(plan.traces()[0].error.as_ref().unwrap().len(), 4096 + " [cut]".len());
+    fixture.end().await;
+}

@@ -14,7 +14,7 @@ use std::fs::OpenOptions;
 use std::future::{pending, poll_fn};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Once, mpsc};
 use std::task::Poll;
@@ -72,8 +72,8 @@ fn trials() -> Vec<Trial> {
     ];
     if cfg!(unix) {
         trials.extend([
-            trial("p4_sigterm_shuts_down", || shuts_down_on("TERM")),
-            trial("p4_sigint_shuts_down", || shuts_down_on("INT")),
+            trial("p4_sigterm_shuts_down", || shuts_down_on("TERM", "shutdown-on-signals")),
+            trial("p4_sigint_shuts_down", || shuts_down_on("INT", "shutdown-on-signals")),
             trial("a_second_sigterm_has_its_default_effect", || {
                 second_signal_ends("TERM", "TERM");
             }),
@@ -85,6 +85,9 @@ fn trials() -> Vec<Trial> {
             }),
             trial("sigterm_has_its_default_effect_once_the_future_is_dropped", || {
                 dropped_future_lets_end("TERM");
+            }),
+            trial("sigterm_ends_all_plans_though_an_earlier_future_was_dropped", || {
+                shuts_down_on("TERM", "dropped-and-asked-again");
             }),
             trial("sigint_has_its_default_effect_once_the_future_is_dropped", || {
                 dropped_future_lets_end("INT");
@@ -101,8 +104,8 @@ fn leaves_in_order(way: &str, code: i32) {
     assert_eq!(status.code(), Some(code), "{status}");
 }
 
-fn shuts_down_on(signal: &str) {
-    let mut process = Process::start("shutdown-on-signals");
+fn shuts_down_on(signal: &str, way: &str) {
+    let mut process = Process::start(way);
     process.says("ready");
     process.send(signal);
     let (status, log) = process.end();
@@ -244,13 +247,17 @@ fn child(way: &str, log: PathBuf) {
             runtime.shutdown(Process::MOST).await;
             std::process::exit(3)
         }),
-        "shutdown-on-signals" | "shutdown-that-hangs" => callers.block_on(async {
-            let mut stopped = Box::pin(runtime.shutdown_on_signals(Process::MOST));
-            polled_once(stopped.as_mut()).await;
-            println!("ready");
-            stopped.await.unwrap();
-            std::process::exit(3)
-        }),
+        "shutdown-on-signals" | "shutdown-that-hangs" | "dropped-and-asked-again" => callers
+            .block_on(async {
+                if way == "dropped-and-asked-again" {
+                    polled_once(pin!(runtime.shutdown_on_signals(Process::MOST))).await;
+                }
+                let mut stopped = Box::pin(runtime.shutdown_on_signals(Process::MOST));
+                polled_once(stopped.as_mut()).await;
+                println!("ready");
+                stopped.await.unwrap();
+                std::process::exit(3)
+            }),
         "dropped-future" => callers.block_on(async {
             let mut stopped = Box::pin(runtime.shutdown_on_signals(Process::MOST));
             polled_once(stopped.as_mut()).await;

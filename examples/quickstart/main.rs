@@ -11,7 +11,7 @@
 //! f` and of `wc`), then the ledger: as many deactivations as activations. The panic on stderr is a
 //! tool's; it stays inside its call.
 
-#![expect(clippy::print_stdout, reason = "an example prints")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "an example prints")]
 
 use std::error::Error;
 use std::path::Path;
@@ -24,6 +24,8 @@ use toolscope::{CallError, Plan, PlanOptions};
 mod tools;
 
 fn main() -> Result<(), Box<dyn Error>> {
+    // One line for the tool that panics, whatever RUST_BACKTRACE says.
+    std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
     let mut folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut as_json = false;
     for argument in std::env::args_os().skip(1) {

@@ -405,10 +405,10 @@ async fn p15_a_child_inherits_the_time_of_its_parent_s_calls() {
 
 // ===== sandbox, resources, metadata =====
 
-/// Begins a child of a plan that is confined to `/srv/work`.
+/// Begins a child of a plan that is confined to `/srv/plan`.
 async fn sandboxed(child: PlanOptions) -> Result<String, ToolRuntimeError> {
     let fixture = Fixture::paused(&[]).await;
-    let options = PlanOptions::new().sandbox("/srv/work");
+    let options = PlanOptions::new().sandbox("/srv/plan");
     let parent = fixture.begin(options).unwrap();
     let begun = parent.begin_child(child).map(|child| {
         let ctx = execution_context(&child);
@@ -420,13 +420,13 @@ async fn sandboxed(child: PlanOptions) -> Result<String, ToolRuntimeError> {
 
 #[tokio::test(start_paused = true)]
 async fn p15_a_child_inherits_the_sandbox() {
-    assert_eq!(sandboxed(PlanOptions::new()).await.unwrap(), "/srv/work");
+    assert_eq!(sandboxed(PlanOptions::new()).await.unwrap(), "/srv/plan");
 }
 
 #[tokio::test(start_paused = true)]
 async fn p15_a_child_may_narrow_the_sandbox() {
-    let child = PlanOptions::new().sandbox("/srv/work/one");
-    assert_eq!(sandboxed(child).await.unwrap(), "/srv/work/one");
+    let child = PlanOptions::new().sandbox("/srv/plan/one");
+    assert_eq!(sandboxed(child).await.unwrap(), "/srv/plan/one");
 }
 
 #[tokio::test(start_paused = true)]
@@ -438,13 +438,13 @@ async fn p15_a_child_may_not_leave_the_sandbox() {
 /// cases/upstream.md E1: components are compared, not letters.
 #[tokio::test(start_paused = true)]
 async fn p15_a_sandbox_beside_it_is_not_inside() {
-    let error = sandboxed(PlanOptions::new().sandbox("/srv/work-escape")).await;
+    let error = sandboxed(PlanOptions::new().sandbox("/srv/plan-escape")).await;
     assert_eq!(error.unwrap_err().code(), OutcomeCode::AccessDenied);
 }
 
 #[tokio::test(start_paused = true)]
 async fn p15_a_sandbox_that_climbs_out_is_not_inside() {
-    let child = PlanOptions::new().sandbox("/srv/work/../secret");
+    let child = PlanOptions::new().sandbox("/srv/plan/../secret");
     let error = sandboxed(child).await;
     assert_eq!(error.unwrap_err().code(), OutcomeCode::AccessDenied);
 }

@@ -217,10 +217,7 @@ impl PlanScope {
                     Ok(Some(verdict)) => verdict.clone()?,
                     _ => return Err(Refused::Activation(not_run(want.label, "its keeper ended"))),
                 },
-                () = self.ended() => {
-                    let reason = self.end_reason().unwrap_or(crate::error::EndReason::Finished);
-                    return Err(Refused::Ended(reason));
-                }
+                () = self.ended() => return Err(self.ended_refusal()),
             }
         }
     }

@@ -173,7 +173,7 @@ impl ActivationContext {
         let shared = tokio::select! {
             biased;
             shared = shared => shared,
-            () = self.scope.ended() => Err(Refused::Ended(self.scope.end_reason().unwrap_or(EndReason::Finished))),
+            () = self.scope.ended() => Err(self.scope.ended_refusal()),
         };
         if matches!(shared, Err(Refused::Ended(_))) {
             // The root ends only with the runtime, which is ending this plan too.

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::cache::ToolLifecycleCache;
+use crate::contain::contain;
 use crate::context::PlanId;
-use crate::error::{EndReason, ToolError, ToolRuntimeError};
+use crate::error::{ActivationError, ActivationPhase, EndReason, ToolError, ToolRuntimeError};
 use crate::fault::fault;
 use crate::keeper::{Begin, Job, Keeper, last_resort};
 use crate::obligation::Owed;
@@ -90,8 +91,13 @@ impl Core {
     pub(crate) async fn sleep(&self, time: Duration) {
         match self.keeper() {
             Some(keeper) => keeper.sleep(time).await,
-            // Without a keeper nothing was activated, and there is nothing to be late for.
-            None => std::future::pending().await,
+            // A limit without any timer is over at once: never would be to pass it over.
+            None if tokio::runtime::Handle::try_current().is_ok() => {
+                if let Ok(timer) = contain(|| tokio::time::sleep(time)) {
+                    timer.await;
+                }
+            }
+            None => {}
         }
     }
 
@@ -139,6 +145,12 @@ impl Core {
             let reason = format!("plans are nested more than {MOST_DEPTH} deep");
             return Err(ToolRuntimeError::AccessDenied { tool: "a child plan".to_owned(), reason });
         }
+        let is_watched = watched.0.is_some() || watched.1.is_some();
+        if is_watched && self.keeper().is_none() {
+            let message = "a plan with a token or a deadline needs a thread, and there is none";
+            let phase = ActivationPhase::NotRun;
+            return Err(ActivationError::new("the keeper", phase, message).into());
+        }
         let id = PlanId::new(self.next_plan.fetch_add(1, Relaxed) + 1);
         let scope = PlanScope::new(self, id, tools, settings, parent.cloned());
         // Insert first, look second: whoever shuts down sets the flag first and collects second.
@@ -156,7 +168,7 @@ impl Core {
         if let Some(parent) = parent.filter(|_| scope.is_settled()) {
             parent.child_settled(&scope);
         }
-        if watched.0.is_some() || watched.1.is_some() {
+        if is_watched {
             self.submit(Box::pin(watch(Arc::clone(&scope), watched)), Begin::There);
         }
         Ok(Plan::new(scope))

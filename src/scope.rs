@@ -30,7 +30,7 @@ use crate::obligation::{Active, Attempt, Made, Owed, Verdict};
 use crate::plan::PlanSettings;
 use crate::registry::Snapshot;
 use crate::runtime::Core;
-use crate::slot::{Key, Retired, SlotId, SlotTable, Why};
+use crate::slot::{Key, Refused, Retired, SlotId, SlotTable, Why};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::trace::{DeactivationOutcome, DeactivationRecord, PlanLog, ToolExecutionTrace};
@@ -181,6 +181,11 @@ impl PlanScope {
         ended_error(self.end_reason().unwrap_or(EndReason::Finished))
     }
 
+    /// What an asker gets of a plan that has ended.
+    pub(crate) fn ended_refusal(&self) -> Refused {
+        Refused::Ended(self.end_reason().unwrap_or(EndReason::Finished))
+    }
+
     /// Whether whoever waits for the end was told: everything is at rest.
     pub(crate) fn is_settled(&self) -> bool {
         self.inner().settled
@@ -202,9 +207,8 @@ impl PlanScope {
         }
     }
 
-    /// Waits until the plan has settled, or its end is over its budget by all that its last steps
-    /// may take.
-    /// False in that case.
+    /// Waits until the plan has settled; false if its end is over its budget by all that its last
+    /// steps may take.
     pub(crate) async fn until_settled(&self) -> bool {
         if self.is_settled() {
             return true;

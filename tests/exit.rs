@@ -22,16 +22,20 @@ use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
 use serde_json::{Value, json};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use toolscope::test_util::{Probe, Step};
 use toolscope::{
-    ActivationContext, DeactivationContext, Deadlines, PlanOptions, Tool, ToolDescriptor,
-    ToolExecutionContext, ToolFailure, ToolInstance, ToolOutput, ToolRuntime, async_trait,
+    ActivationContext, DeactivationContext, Deadlines, OutcomeCode, PlanOptions, Tool,
+    ToolDescriptor, ToolExecutionContext, ToolFailure, ToolInstance, ToolOutput, ToolRuntime,
+    async_trait,
 };
 
 const WAY: &str = "TOOLSCOPE_EXIT_WAY";
 const LOG: &str = "TOOLSCOPE_EXIT_LOG";
 const PLANS: usize = 20;
+/// The way in which the process can have no thread but its first.
+const WITHOUT_THREADS: &str = "without-threads";
 
 fn main() {
     match (std::env::var(WAY), std::env::var_os(LOG)) {
@@ -68,6 +72,10 @@ fn trials() -> Vec<Trial> {
         }),
         trial("p4_process_exit_after_shutdown", || {
             leaves_in_order("exit-after-shutdown", 3);
+        }),
+        trial("p9_without_a_thread_to_be_had_managed_tools_and_limits_are_refused", || {
+            let (status, _) = Process::start(WITHOUT_THREADS).end();
+            assert_eq!(status.code(), Some(3), "{status}");
         }),
     ];
     if cfg!(unix) {
@@ -159,7 +167,12 @@ impl Process {
 
     fn start(way: &str) -> Self {
         let log = tempfile::NamedTempFile::new().unwrap();
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        if way == WITHOUT_THREADS {
+            // No machine has room for a stack of that size.
+            child.env("RUST_MIN_STACK", (1_u64 << 46).to_string());
+        }
+        let mut child = child
             .env(WAY, way)
             .env(LOG, log.path())
             .stdin(Stdio::null())
@@ -212,7 +225,30 @@ impl Drop for Process {
 
 // ===== the process that ends =====
 
+/// No thread can be had: what needs the keeper is refused, and nothing is passed over or panics.
+fn without_threads() {
+    let callers = Builder::new_current_thread().enable_all().build().unwrap();
+    let managed = Probe::new("managed");
+    let hangs = Probe::new("hangs").immediate().on_execute(Step::Never);
+    let runtime = ToolRuntime::builder().tool(managed.tool()).tool(hangs.tool());
+    let runtime = callers.block_on(runtime.build()).unwrap();
+    let refused = runtime.begin(PlanOptions::new().deadline(Process::MOST)).unwrap_err();
+    assert_eq!(refused.code(), OutcomeCode::Activation);
+    let plan = runtime.begin(PlanOptions::new().call_timeout(Duration::from_millis(1))).unwrap();
+    let refused = callers.block_on(plan.execute("managed", json!({}))).unwrap_err();
+    assert_eq!(refused.code(), OutcomeCode::Activation);
+    let late = callers.block_on(plan.execute("hangs", json!({}))).unwrap();
+    assert_eq!(late.code(), "timeout");
+    drop(plan);
+    drop(runtime);
+    managed.assert_balanced();
+    std::process::exit(3)
+}
+
 fn child(way: &str, log: PathBuf) {
+    if way == WITHOUT_THREADS {
+        return without_threads();
+    }
     let callers = Runtime::new().unwrap();
     let hangs = way == "shutdown-that-hangs";
     let runtime = callers.block_on(in_flight(log, hangs));

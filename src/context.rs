@@ -6,19 +6,25 @@
 use std::fmt;
 use std::future::Future;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::change::Change;
-use crate::contain::BoxFuture;
+use crate::contain::{BoxFuture, contain};
 use crate::descriptor::BoundResource;
 use crate::error::{CallError, EndReason, ToolCancelled, ToolRuntimeError};
+use crate::event::{EventKind, Progress};
 use crate::execute::{self, Call, CallOptions, Frame};
 use crate::obligation::{Active, Attempt};
-use crate::plan::{Plan, PlanOptions};
+use crate::options::PlanOptions;
+use crate::plan::Plan;
 use crate::scope::PlanScope;
 use crate::slot::{Refused, SlotId, Why};
 use crate::sync::{Mutex, lock};
@@ -281,11 +287,19 @@ pub struct ToolExecutionContext {
 pub(crate) struct CallState {
     token: OnceLock<CancellationToken>,
     taint: Mutex<Option<Box<str>>>,
+    pub(crate) pause: Pause,
 }
 
 impl CallState {
-    fn new() -> Self {
-        Self { token: OnceLock::new(), taint: Mutex::new(None) }
+    pub(crate) fn new() -> Self {
+        Self { token: OnceLock::new(), taint: Mutex::new(None), pause: Pause::default() }
+    }
+
+    /// What a clone of the context sees once the call ended without success.
+    pub(crate) fn cancel(&self) {
+        if let Some(token) = self.token.get() {
+            token.cancel();
+        }
     }
 
     fn is_cancelled(&self) -> bool {
@@ -295,6 +309,51 @@ impl CallState {
     /// The taint, taken.
     pub(crate) fn taint(&self) -> Option<Box<str>> {
         lock(&self.taint).take()
+    }
+}
+
+/// The time of a call that does not count, because a call that it made waits for an approval.
+#[derive(Debug, Default)]
+pub(crate) struct Pause {
+    /// How many wait, since when, and how long others have waited.
+    waiting: Mutex<(u32, Option<Instant>, Duration)>,
+    over: Notify,
+}
+
+impl Pause {
+    pub(crate) fn begin(&self) {
+        let mut waiting = lock(&self.waiting);
+        waiting.0 += 1;
+        waiting.1.get_or_insert_with(Instant::now);
+    }
+
+    pub(crate) fn end(&self) {
+        let mut waiting = lock(&self.waiting);
+        waiting.0 = waiting.0.saturating_sub(1);
+        if waiting.0 == 0 {
+            let since = waiting.1.take().map(|since| since.elapsed());
+            waiting.2 += since.unwrap_or_default();
+        }
+        drop(waiting);
+        self.over.notify_waiters();
+    }
+
+    /// The time that did not count; `None` while it stands still.
+    fn paused(&self) -> Option<Duration> {
+        let waiting = lock(&self.waiting);
+        (waiting.0 == 0).then_some(waiting.2)
+    }
+
+    /// Waits until nobody waits, and gives the time that did not count.
+    pub(crate) async fn over(&self) -> Duration {
+        loop {
+            let mut over = pin!(self.over.notified());
+            over.as_mut().enable();
+            if let Some(paused) = self.paused() {
+                return paused;
+            }
+            over.await;
+        }
     }
 }
 
@@ -350,13 +409,18 @@ impl ToolExecutionContext {
         self.scope.settings().sandbox.as_deref()
     }
 
-    /// Whether the call, its plan or a parent of that was cancelled, or the plan is ending.
+    /// Whether the call, its plan or a parent of that was cancelled, or the plan is ending. True
+    /// too once the call is over, for a clone that outlives it.
     pub fn is_cancelled(&self) -> bool {
-        // Looks without making: whoever cancels a call makes its state.
-        let state = || lock(&self.scope.log).known_state(self.call);
+        let cancelled = || {
+            let log = lock(&self.scope.log);
+            // Looks without making: whoever cancels a call makes its state.
+            log.has_ended(self.call)
+                || log.known_state(self.call).is_some_and(|state| state.is_cancelled())
+        };
         self.scope.gate.is_closed()
             || self.token.as_ref().is_some_and(CancellationToken::is_cancelled)
-            || state().is_some_and(|state| state.is_cancelled())
+            || cancelled()
     }
 
     /// Waits until [`is_cancelled`](Self::is_cancelled).
@@ -378,9 +442,24 @@ impl ToolExecutionContext {
     }
 
     /// The call's token. It is a child of the plan's: to cancel it cancels this call's view and
-    /// nothing else.
+    /// nothing else. It is cancelled too when the call ends without success; after a success it
+    /// lives on with the plan, for what the tool left running.
     pub fn cancellation_token(&self) -> CancellationToken {
         self.state().token.get_or_init(|| self.scope.soft().child_token()).clone()
+    }
+
+    /// Tells whoever listens how far the call is. Costs nothing while nobody does.
+    pub fn progress(&self, progress: Progress) {
+        self.scope.tell(Some(self.call), || {
+            let tool = self.scope.tools.by_id(self.tool);
+            (tool.map(|tool| tool.descriptor.name.to_string()), EventKind::Progress(progress))
+        });
+    }
+
+    /// A text that is this call's alone, over all plans and processes: for a server that drops what
+    /// it is sent twice.
+    pub fn idempotency_key(&self) -> String {
+        format!("{:016x}-{}-{}", self.scope.core.instance(), self.scope.id, self.call)
     }
 
     /// Records a change that the call made.
@@ -398,6 +477,27 @@ impl ToolExecutionContext {
     pub fn taint(&self, reason: impl Into<String>) {
         let reason: String = reason.into();
         *lock(&self.state().taint) = Some(reason.into());
+    }
+
+    /// Runs work that blocks its thread, on a thread for that.
+    pub(crate) async fn run_blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ToolFailure> {
+        let (send, done) = oneshot::channel();
+        let started = self.scope.core.run_blocking(Box::new(move || {
+            // Nobody waits any more once the call is over.
+            drop(send.send(contain(work)));
+        }));
+        if !started {
+            return Err(ToolFailure::transient("there is no thread for blocking work"));
+        }
+        match done.await {
+            Ok(Ok(value)) => Ok(value),
+            // The panic is the tool's: it goes on where the runtime contains it.
+            Ok(Err(text)) => std::panic::panic_any(text),
+            Err(_) => Err(ToolFailure::transient("the runtime ended before the work was done")),
+        }
     }
 
     /// Calls another tool of the same plan, by the same path: never with more rights than the plan
@@ -420,7 +520,7 @@ impl ToolExecutionContext {
         let call = Call {
             scope: &self.scope,
             name,
-            input,
+            input: Ok(input),
             options: CallOptions::new().token(self.cancellation_token()),
             above: (!over).then(frame),
         };

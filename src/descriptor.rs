@@ -45,9 +45,18 @@ pub struct ToolDescriptor {
     /// What a plan must bind for it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub resources: Vec<ResourceSlot>,
+    /// Whether `format` in the schemas is checked; by default it says something and refuses nothing,
+    /// as draft 2020-12 has it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub check_formats: bool,
     /// The longest one call may take. The shortest of the tool's, the plan's and the call's own
-    /// limit wins.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// limit wins. Serialised in milliseconds.
+    #[serde(
+        default,
+        rename = "call_timeout_ms",
+        skip_serializing_if = "Option::is_none",
+        with = "milliseconds"
+    )]
     pub call_timeout: Option<Duration>,
     /// How many calls of it may run at once, over all plans. No limit by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -67,6 +76,7 @@ impl ToolDescriptor {
             tool_type: ToolType::default(),
             source: SourceKind::default(),
             resources: Vec::new(),
+            check_formats: false,
             call_timeout: None,
             max_concurrent: None,
         }
@@ -100,6 +110,13 @@ impl ToolDescriptor {
         self
     }
 
+    /// Checks `format` in the schemas too.
+    #[must_use]
+    pub fn check_formats(mut self) -> Self {
+        self.check_formats = true;
+        self
+    }
+
     /// Says what kind of source the tool comes from.
     #[must_use]
     pub fn source(mut self, source: SourceKind) -> Self {
@@ -126,6 +143,101 @@ impl ToolDescriptor {
     pub fn max_concurrent(mut self, limit: usize) -> Self {
         self.max_concurrent = Some(limit);
         self
+    }
+}
+
+mod milliseconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[expect(clippy::ref_option, reason = "serde asks for it")]
+    pub(super) fn serialize<S: Serializer>(
+        time: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        time.map(milliseconds).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::deserialize(deserializer)?.map(Duration::from_millis))
+    }
+}
+
+/// Which tools are meant: all that fit everything that is said.
+///
+/// # Examples
+///
+/// ```
+/// use toolscope::{SourceKind, ToolDescriptor, ToolFilter};
+///
+/// let files = ToolFilter::new().namespace("files").source(SourceKind::Mcp);
+/// let tool = ToolDescriptor::new("files/read_file".parse()?);
+/// assert!(!files.fits(&tool), "it comes from no MCP server");
+/// # Ok::<(), toolscope::InvalidToolName>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[must_use]
+pub struct ToolFilter {
+    name: Option<ToolName>,
+    server: Option<String>,
+    namespace: Option<String>,
+    tool_type: Option<ToolType>,
+    source: Option<SourceKind>,
+}
+
+impl ToolFilter {
+    /// All tools.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The tool of that name.
+    pub fn name(mut self, name: ToolName) -> Self {
+        self.name = Some(name);
+        self
+    }
+
+    /// Those whose name states that server.
+    pub fn server(mut self, server: impl Into<String>) -> Self {
+        self.server = Some(server.into());
+        self
+    }
+
+    /// Those of a namespace, whatever the server.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// Ordinary tools, or validations.
+    pub fn tool_type(mut self, tool_type: ToolType) -> Self {
+        self.tool_type = Some(tool_type);
+        self
+    }
+
+    /// Those that come from that kind of source.
+    pub fn source(mut self, source: SourceKind) -> Self {
+        self.source = Some(source);
+        self
+    }
+
+    /// Whether a tool is meant.
+    pub fn fits(&self, tool: &ToolDescriptor) -> bool {
+        self.name.as_ref().is_none_or(|name| *name == tool.name)
+            && self.server.as_deref().is_none_or(|server| tool.name.server() == Some(server))
+            && self.namespace.as_deref().is_none_or(|space| tool.name.namespace() == space)
+            && self.tool_type.is_none_or(|tool_type| tool_type == tool.tool_type)
+            && self.source.is_none_or(|source| source == tool.source)
+    }
+}
+
+impl From<ToolName> for ToolFilter {
+    fn from(name: ToolName) -> Self {
+        Self::new().name(name)
     }
 }
 

@@ -184,6 +184,14 @@ impl CallError {
             Self::Runtime(error) => error.code(),
         }
     }
+
+    /// What to tell a model: see [`ToolRuntimeError::to_model_text`].
+    pub fn to_model_text(&self) -> String {
+        match self {
+            Self::Cancelled(error) => format!("error (cancelled): {error}"),
+            Self::Runtime(error) => error.to_model_text(),
+        }
+    }
 }
 
 /// What the runtime refuses or cannot do.
@@ -317,6 +325,51 @@ impl ToolRuntimeError {
             Self::NotActivated { .. } => OutcomeCode::NotActivated,
             Self::Execution { code, .. } => *code,
         }
+    }
+}
+
+impl ToolRuntimeError {
+    /// What to tell a model: what it can act on, and nothing of the host's insides. The text of
+    /// [`Display`](fmt::Display) is for an operator.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use toolscope::{EndReason, ToolRuntimeError};
+    ///
+    /// let error = ToolRuntimeError::ShutDown;
+    /// assert_eq!(error.to_model_text(), "error (shut_down): no more tools can be called");
+    /// ```
+    pub fn to_model_text(&self) -> String {
+        let text = match self {
+            Self::PlanEnded { .. } | Self::ShutDown => "no more tools can be called".to_owned(),
+            Self::NotFound { nearest, .. } if !nearest.is_empty() => {
+                let names: Vec<_> = nearest.iter().map(ToolName::provider_safe).collect();
+                format!("there is no tool of that name; did you mean {}?", names.join(" or "))
+            }
+            Self::NotFound { .. } => "there is no tool of that name".to_owned(),
+            Self::AccessDenied { .. } | Self::CheckpointRequired { .. } => {
+                format!("{self}; do not try again")
+            }
+            Self::ApprovalRequired { .. } => {
+                "it needs an approval, and nobody is there to give one; do not try again".to_owned()
+            }
+            Self::ApprovalDenied { reason, .. } => format!("it was not approved: {reason}"),
+            Self::LimitExceeded { concurrency: true, .. } => {
+                "too many calls are running; try again later".to_owned()
+            }
+            Self::LimitExceeded { reason, .. } => format!("{reason}; do not try again"),
+            Self::Activation(error) if error.phase() == ActivationPhase::Exhausted => {
+                "the tool is not available; do not try again".to_owned()
+            }
+            Self::Activation(_) => "the tool is not available now; try again later".to_owned(),
+            Self::DefinitionChanged { .. } | Self::NotActivated { .. } => {
+                "the tool is not available in this plan any more".to_owned()
+            }
+            Self::Execution { message, .. } => message.clone(),
+            Self::Deactivation { .. } => "the tool could not be released".to_owned(),
+        };
+        format!("error ({}): {text}", self.code())
     }
 }
 
@@ -462,6 +515,14 @@ impl ToolError {
         Self {
             tool_name: tool_name.into(),
             error_type: "RegistrationError".into(),
+            details: details.into(),
+        }
+    }
+
+    pub(crate) fn activation(tool_name: impl Into<String>, details: impl Into<String>) -> Self {
+        Self {
+            tool_name: tool_name.into(),
+            error_type: "ActivationError".into(),
             details: details.into(),
         }
     }

@@ -8,26 +8,37 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, Span};
 
+use crate::approval::{
+    ApprovalRequest, Approved, Asked, Decision, Fingerprint, decided, fingerprint, hexadecimal,
+    unasked,
+};
 use crate::contain::{BoxFuture, Contained, drop_contained};
-use crate::context::ToolExecutionContext;
+use crate::context::{CallState, ToolExecutionContext};
 use crate::error::{
     ActivationError, ActivationPhase, CallError, OutcomeCode, ToolCancelled, ToolRuntimeError,
 };
+use crate::event::{EventKind, Wait};
 use crate::keeper::Begin;
+use crate::layer::{Entered, LayerCall};
 use crate::lease::Lease;
+use crate::limit::{cut, give_back, reserve, size_of};
 use crate::obligation::{Active, Held};
-use crate::policy::{Approved, admit, approve};
+use crate::options::OutputCheck;
+use crate::policy::{Admitted, admit};
 use crate::registry::ToolEntry;
+use crate::schema::{Schema, SchemaValidationError};
 use crate::scope::{PlanScope, ended_error};
 use crate::slot::{Key, Refused, SlotId, Why};
+use crate::span;
 use crate::sync::lock;
 use crate::tool::{FailureKind, ToolFailure, ToolOutput, ToolResult};
-use crate::trace::{NO_TOOL, Record, RecordText};
+use crate::trace::{NO_TOOL, Record, RecordText, ToolExecutionTrace};
 
 /// The longest text of an error that a trace keeps, in bytes.
 const MOST_ERROR_TEXT: usize = 4096;
@@ -49,6 +60,7 @@ const MOST_DEPTH: u32 = 16;
 pub struct CallOptions {
     timeout: Option<Duration>,
     pub(crate) token: Option<CancellationToken>,
+    id: Option<Box<str>>,
 }
 
 impl CallOptions {
@@ -70,6 +82,16 @@ impl CallOptions {
         self.token = Some(token);
         self
     }
+
+    /// The id that a model gave the call. It stands in the call's span.
+    pub fn id(mut self, id: impl Into<String>) -> Self {
+        self.id = Some(id.into().into());
+        self
+    }
+
+    pub(crate) fn model_id(&self) -> Option<&str> {
+        self.id.as_deref()
+    }
 }
 
 /// The calls above a nested one.
@@ -86,9 +108,14 @@ impl Frame {
         Self { call, tool, depth: parent.as_ref().map_or(1, |parent| parent.depth + 1), parent }
     }
 
+    /// This call and those above it.
+    fn all(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |frame| frame.parent.as_deref())
+    }
+
     /// Whether a call above holds the permit of that tool.
     fn holds(&self, tool: u32) -> bool {
-        self.tool == tool || self.parent.as_ref().is_some_and(|parent| parent.holds(tool))
+        self.all().any(|frame| frame.tool == tool)
     }
 }
 
@@ -99,6 +126,8 @@ struct Stop(Box<Stopped>);
 enum Stopped {
     /// The tool or the model did wrong: a result to show the model.
     Failed(OutcomeCode, String),
+    /// The input, or the output, breaks its schema.
+    Broken(OutcomeCode, SchemaValidationError),
     /// The host must know.
     Err(CallError),
 }
@@ -113,13 +142,18 @@ impl Stop {
     fn failed(code: OutcomeCode, message: String) -> Self {
         Self(Box::new(Stopped::Failed(code, message)))
     }
+
+    fn broken(code: OutcomeCode, faults: SchemaValidationError) -> Self {
+        Self(Box::new(Stopped::Broken(code, faults)))
+    }
 }
 
 /// What is asked for, and in which plan. It stays where the caller made it; the rooms borrow it.
 pub(crate) struct Call<'a> {
     pub(crate) scope: &'a Arc<PlanScope>,
     pub(crate) name: &'a str,
-    pub(crate) input: &'a Value,
+    /// Or what is wrong with it, where it was to be JSON and is not.
+    pub(crate) input: Result<&'a Value, &'a str>,
     pub(crate) options: CallOptions,
     /// The calls above a nested one.
     pub(crate) above: Option<Arc<Frame>>,
@@ -132,9 +166,13 @@ pub(crate) async fn call(call: &Call<'_>) -> Result<ToolResult, CallError> {
         return Err(call.scope.ended_error());
     };
     let mut record = CallRecord::begin(call, lease.call());
+    let span = record.span.clone();
     let ended = {
         let rooms = pin!(rooms(call, &mut record));
-        lease.run(rooms).await
+        match span {
+            None => lease.run(rooms).await,
+            Some(span) => lease.run(rooms).instrument(span).await,
+        }
     };
     record.close(ended)
 }
@@ -142,21 +180,45 @@ pub(crate) async fn call(call: &Call<'_>) -> Result<ToolResult, CallError> {
 /// Activates a tool by hand: the same rooms, up to the activation.
 pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), CallError> {
     let mut lease = enter(scope).ok_or_else(|| scope.ended_error())?;
-    let _over = NumberOver { scope, call: lease.call() };
+    let number = lease.call();
+    let _over = NumberOver { scope, call: number };
     let rooms = pin!(async {
-        let tool = scope.tools.resolve(name)?;
-        let settings = scope.settings();
-        let admitted = admit(settings.rights, &tool.descriptor, &settings.resources)?;
-        let _approved: Approved = approve(&admitted, &tool.descriptor)?;
-        if tool.immediate.is_none() {
-            scope
-                .tool_instance(tool, true)
-                .await
-                .map_err(|refused| refused_error(tool, refused))?;
+        let tool = scope.resolve(name)?;
+        let admitted = gate(scope, tool)?;
+        let mut interrupts = Interrupts::none(scope, number);
+        let asker = Asker { scope, tool, call: number, above: None };
+        match approved(&asker, &admitted, &Value::Null, None, &mut interrupts).await? {
+            Asked::Approved(approved) => by_hand(scope, tool, approved).await,
+            Asked::Changed(..) | Asked::Denied(_) => {
+                let reason = "to activate a tool by hand there is no input to change".to_owned();
+                let tool = tool.descriptor.name.clone();
+                Err(ToolRuntimeError::ApprovalDenied { tool, reason }.into())
+            }
         }
-        Ok(())
     });
-    lease.run(rooms).await.unwrap_or_else(|| Err(scope.ended_error()))
+    match lease.run(rooms).await {
+        Some(Ok(())) => Ok(()),
+        Some(Err(Stop(stopped))) => match *stopped {
+            Stopped::Err(error) => Err(error),
+            Stopped::Failed(..) | Stopped::Broken(..) => {
+                unreachable!("BUG: without a call no tool and no model does wrong")
+            }
+        },
+        None => Err(scope.ended_error()),
+    }
+}
+
+async fn by_hand(
+    scope: &Arc<PlanScope>,
+    tool: &Arc<ToolEntry>,
+    _approved: Approved,
+) -> Result<(), Stop> {
+    if tool.immediate.is_some() {
+        return Ok(());
+    }
+    let active = scope.tool_instance(tool, true).await;
+    let active = active.map_err(|refused| refused_error(tool, refused))?;
+    unchanged(tool, &active)
 }
 
 /// Gives the number of what is no call, and leaves no trace, back when it is over.
@@ -178,44 +240,113 @@ fn enter(scope: &Arc<PlanScope>) -> Option<Lease<'_>> {
 }
 
 async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop> {
-    let (scope, options, above) = (call.scope, &call.options, call.above.as_ref());
-    if options.token.as_ref().is_some_and(CancellationToken::is_cancelled) {
+    let (scope, above) = (call.scope, call.above.as_ref());
+    if call.options.token.as_ref().is_some_and(CancellationToken::is_cancelled) {
         record.cancelled = true;
         return Err(ToolCancelled.into());
     }
 
     // 2 resolve
-    let tool = scope.tools.resolve(call.name)?;
+    let tool = scope.resolve(call.name)?;
     record.tool = Some(tool.id);
-
-    // 3 gate
     let settings = scope.settings();
-    let admitted = admit(settings.rights, &tool.descriptor, &settings.resources)?;
-    if above.is_some_and(|frame| frame.depth > MOST_DEPTH) {
-        return Err(
-            over(tool, false, format!("calls are nested more than {MOST_DEPTH} deep")).into()
-        );
-    }
+    let mut interrupts = Interrupts::of(call, tool, record);
 
-    // 4 check input
-    if !call.input.is_object() {
-        let kind = kind_of(call.input);
-        let message = format!("the input must be a JSON object, it is {kind}");
-        return Err(Stop::failed(OutcomeCode::InvalidInput, message));
+    // The layers, on the way in: what they change, and what they answer, goes by all that follows.
+    let mut layered = Layered::default();
+    if let (false, Ok(input)) = (scope.core.layers.is_empty(), call.input) {
+        Box::pin(layered.enter(call, tool, input, &interrupts)).await?;
     }
+    let mut granted = None;
+    let approved = loop {
+        let input = layered.input.as_ref().map_or(call.input, Ok);
 
-    // 5 approve
-    let approved = approve(&admitted, &tool.descriptor)?;
+        // 3 gate
+        let admitted = gate(scope, tool)?;
+        if above.is_some_and(|frame| frame.depth > MOST_DEPTH) {
+            let reason = format!("calls are nested more than {MOST_DEPTH} deep");
+            return Err(over(tool, false, reason).into());
+        }
+        if !record.reserved && !settings.quotas.is_empty() {
+            reserve(&settings.quotas, &tool.descriptor.name)
+                .map_err(|reason| over(tool, false, reason))?;
+            record.reserved = true;
+        }
+
+        // 4 check input
+        let checked = check_input(tool, input)?;
+        if layered.answer.is_some() {
+            break None;
+        }
+
+        // 5 approve
+        let asker = Asker { scope, tool, call: record.call, above };
+        match approved(&asker, &admitted, checked, granted, &mut interrupts).await? {
+            Asked::Approved(approved) => break Some(approved),
+            Asked::Changed(input, fingerprint) => {
+                (layered.input, granted) = (Some(input), Some(fingerprint));
+                record.input_changed = true;
+            }
+            Asked::Denied(reason) => return Err(denied(tool, reason).into()),
+        }
+    };
+    let input = layered.input.as_ref().map_or(call.input, Ok).unwrap_or(&Value::Null);
 
     // 6 permit
-    let limit = least(options.timeout, settings.call_timeout);
-    let limit = least(limit, tool.descriptor.call_timeout);
-    let mut interrupts =
-        Interrupts { scope, token: options.token.as_ref(), limit, began: record.began };
-    let _of_the_plan = match &settings.permits {
+    // 7 checkpoint: comes with the checkpointer; until then the gate refuses what would need one.
+    // 8 activate
+    // 9 execute
+    if let Some(approved) = approved {
+        reach(call, tool, input, &approved, &mut interrupts, record).await?;
+    } else {
+        record.reached = true;
+        record.given = layered.answer.take().map(Ok);
+    }
+
+    // The layers, on the way out.
+    if layered.passed > 0 {
+        Box::pin(layered.leave(call, tool, input, &interrupts, &mut record.given)).await?;
+    }
+    let output = match &mut record.given {
+        Some(Ok(output)) => output,
+        failed => return Err(failure(failed.take(), &interrupts)),
+    };
+
+    // 10 check output
+    if let (Some(schema), false) = (&tool.output, settings.output_check == OutputCheck::Off) {
+        let valid = schema.is_valid(&output.value);
+        record.output_valid = Some(valid);
+        if !valid {
+            record.warning = Some(broken_output(tool, schema, output, settings.output_check)?);
+        }
+    }
+
+    // 11 limit
+    record.size = size_of(&output.value);
+    if record.size > settings.max_output {
+        record.size = cut_output(output, record.size, settings.max_output);
+    }
+    Ok(())
+
+    // 12 record: the guard, in whose hands the result goes.
+}
+
+/// Rooms 6 to 9. What the tool gives goes to its place in the record.
+async fn reach(
+    call: &Call<'_>,
+    tool: &Arc<ToolEntry>,
+    input: &Value,
+    approved: &Approved,
+    interrupts: &mut Interrupts<'_>,
+    record: &mut CallRecord<'_>,
+) -> Result<(), Stop> {
+    let (scope, above) = (call.scope, call.above.as_ref());
+
+    // 6 permit
+    let _of_the_plan = match &scope.settings().permits {
         Some(permits) if above.is_none() => {
             let asked = Instant::now();
-            let permit = permit(permits, tool, "plan", &interrupts, None).await?;
+            let permit = permit(permits, tool, Wait::PlanPermit, interrupts, None).await?;
             // That wait does not count as time of the call.
             interrupts.began += asked.elapsed();
             Some(permit)
@@ -224,12 +355,10 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
     };
     let _of_the_tool = match &tool.permits {
         Some(permits) if !above.is_some_and(|frame| frame.holds(tool.id)) => {
-            Some(permit(permits, tool, "tool", &interrupts, interrupts.left()).await?)
+            Some(permit(permits, tool, Wait::ToolPermit, interrupts, interrupts.left()).await?)
         }
         _ => None,
     };
-
-    // 7 checkpoint: comes with the checkpointer; until then the gate refuses what would need one.
 
     // 8 activate
     let mut active = None;
@@ -238,8 +367,9 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
         let found = match found {
             Some(found) => found,
             // Boxed: the cold path must not make the future of every call larger.
-            None => Box::pin(activated(tool, &approved, &interrupts)).await?,
+            None => Box::pin(activated(tool, approved, interrupts)).await?,
         };
+        unchanged(tool, &found)?;
         // An instance that is being retired lets nobody in, and is out of its slot: ask again.
         active = found.gate.admit().map(|number| (found, number));
     }
@@ -250,23 +380,214 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
 
     // 9 execute
     record.reached = true;
+    scope.tell(Some(record.call), || (Some(named(tool)), EventKind::Executing));
     let instance = managed.as_ref().map(|(active, _)| *active);
     let ctx = ToolExecutionContext::new(call, record.call, tool.id, instance);
-    let ended = execute(tool, &ctx, call.input, managed, &interrupts, &mut record.given).await;
+    let ended = execute(tool, &ctx, input, managed, interrupts, &mut record.given).await;
     record.cancelled = interrupts.cancelled_error().is_some();
-    if let Err(broken) = ended {
-        return Err(without_output(*broken, tool, &interrupts));
+    ended.map_err(|broken| without_output(*broken, tool, interrupts))
+}
+
+// ===== the layers =====
+
+/// What the layers, or an approver, made of a call.
+#[derive(Default)]
+struct Layered {
+    /// The input in the place of the caller's.
+    input: Option<Value>,
+    answer: Option<ToolOutput>,
+    passed: usize,
+}
+
+impl Layered {
+    async fn enter(
+        &mut self,
+        call: &Call<'_>,
+        tool: &ToolEntry,
+        input: &Value,
+        interrupts: &Interrupts<'_>,
+    ) -> Result<(), Stop> {
+        let facts = facts(call, tool, input, interrupts.call);
+        let entered = tokio::select! {
+            biased;
+            entered = call.scope.core.layers.enter(&facts) => entered,
+            stop = interrupts.before(tool) => return Err(stop),
+        };
+        let entered = entered.map_err(|reason| {
+            let tool = named(tool);
+            ToolRuntimeError::AccessDenied { tool, reason }
+        })?;
+        let Entered { passed, input, answer } = entered;
+        *self = Self { input, answer, passed };
+        Ok(())
     }
-    let output = match &mut record.given {
-        Some(Ok(output)) => output,
-        failed => return Err(failure(failed.take(), &interrupts)),
+
+    async fn leave(
+        &self,
+        call: &Call<'_>,
+        tool: &ToolEntry,
+        input: &Value,
+        interrupts: &Interrupts<'_>,
+        given: &mut Given,
+    ) -> Result<(), Stop> {
+        let Some(taken) = given.take() else {
+            return Ok(());
+        };
+        let facts = facts(call, tool, input, interrupts.call);
+        let left = tokio::select! {
+            biased;
+            left = call.scope.core.layers.leave(&facts, self.passed, taken) => left,
+            stop = interrupts.before(tool) => return Err(stop),
+        };
+        *given = Some(left.map_err(|text| Stop::failed(OutcomeCode::Panic, text))?);
+        Ok(())
+    }
+}
+
+fn facts<'a>(call: &Call<'a>, tool: &'a ToolEntry, input: &'a Value, number: u64) -> LayerCall<'a> {
+    LayerCall {
+        plan_id: call.scope.id,
+        call_id: number,
+        parent_call_id: call.above.as_ref().map(|frame| frame.call),
+        tool: &tool.descriptor,
+        input,
+        metadata: &call.scope.settings().metadata,
+    }
+}
+
+// ===== room 3: gate =====
+
+fn gate(scope: &PlanScope, tool: &ToolEntry) -> Result<Admitted, ToolRuntimeError> {
+    let settings = scope.settings();
+    admit(settings.rights, &settings.rules, &tool.descriptor, &settings.resources)
+}
+
+// ===== room 4: check input =====
+
+/// Gives the input that fits.
+fn check_input<'a>(tool: &ToolEntry, input: Result<&'a Value, &'a str>) -> Result<&'a Value, Stop> {
+    let invalid = |message: String| Stop::failed(OutcomeCode::InvalidInput, message);
+    let input = input.map_err(|problem| invalid(problem.to_owned()))?;
+    if !input.is_object() {
+        let kind = kind_of(input);
+        return Err(invalid(format!("the input must be a JSON object, it is {kind}")));
+    }
+    match &tool.input {
+        Some(schema) if !schema.is_valid(input) => Err(broken_input(schema, input)),
+        _ => Ok(input),
+    }
+}
+
+#[cold]
+fn broken_input(schema: &Schema, input: &Value) -> Stop {
+    match schema.check(input) {
+        Err(faults) => Stop::broken(OutcomeCode::InvalidInput, faults),
+        Ok(()) => unreachable!("BUG: the schema says both"),
+    }
+}
+
+// ===== room 5: approve =====
+
+/// For which call an approval is asked.
+struct Asker<'a> {
+    scope: &'a Arc<PlanScope>,
+    tool: &'a ToolEntry,
+    call: u64,
+    above: Option<&'a Arc<Frame>>,
+}
+
+/// Nobody is asked, or an answer is had.
+async fn approved(
+    asker: &Asker<'_>,
+    admitted: &Admitted,
+    input: &Value,
+    granted: Option<Fingerprint>,
+    interrupts: &mut Interrupts<'_>,
+) -> Result<Asked, Stop> {
+    match admitted.needs_approval {
+        None => Ok(Asked::Approved(unasked())),
+        Some(reason) => Box::pin(ask(asker, reason, input, granted, interrupts)).await,
+    }
+}
+
+/// Asks the plan's approver, and waits: bounded, and at nobody's cost.
+async fn ask(
+    asker: &Asker<'_>,
+    reason: &str,
+    input: &Value,
+    granted: Option<Fingerprint>,
+    interrupts: &mut Interrupts<'_>,
+) -> Result<Asked, Stop> {
+    let Asker { scope, tool, call, above } = *asker;
+    let (descriptor, settings) = (&tool.descriptor, scope.settings());
+    let definition = *tool.digest();
+    let wanted = fingerprint(&definition, input);
+    let known = lock(&scope.log).approvals().covers(&wanted, &definition, granted);
+    if let Some(approved) = known {
+        return Ok(Asked::Approved(approved));
+    }
+    let Some(approver) = &settings.approver else {
+        let (tool, reason) = (descriptor.name.clone(), reason.to_owned());
+        return Err(ToolRuntimeError::ApprovalRequired { tool, reason }.into());
     };
+    let request = ApprovalRequest {
+        plan_id: scope.id,
+        call_id: call,
+        tool: descriptor.name.clone(),
+        description: descriptor.description.clone(),
+        capability: descriptor.capability,
+        reason: reason.to_owned(),
+        input: input.clone(),
+        fingerprint: hexadecimal(&wanted),
+        metadata: settings.metadata.clone(),
+    };
+    scope.tell(Some(call), || (Some(named(tool)), EventKind::Waiting { on: Wait::Approval }));
+    let decision = {
+        let _paused = Paused::begin(scope, above);
+        let since = Instant::now();
+        let decision = tokio::select! {
+            biased;
+            decision = approver.ask(&request) => decision,
+            () = interrupts.stop() => return Err(stopped(interrupts)),
+            () = scope.core.sleep(settings.approval_wait) => {
+                Decision::deny(format!("nobody answered within {:?}", settings.approval_wait))
+            }
+        };
+        interrupts.began += since.elapsed();
+        decision
+    };
+    let (answer, remembered) = decided(decision, wanted, definition);
+    if let Some(fingerprint) = remembered {
+        lock(&scope.log).approvals().add(fingerprint);
+    }
+    Ok(answer)
+}
 
-    // 10 check output, 11 limit: come with the schemas.
-    record.size = size_of(&output.value);
-    Ok(())
+/// While it lives the time of the calls above does not count.
+struct Paused(Vec<Arc<CallState>>);
 
-    // 12 record: the guard, in whose hands the result goes.
+impl Paused {
+    fn begin(scope: &PlanScope, above: Option<&Arc<Frame>>) -> Self {
+        let frames = above.into_iter().flat_map(|frame| frame.all());
+        let states: Vec<_> =
+            frames.map(|frame| lock(&scope.log).state(frame.call, CallState::new)).collect();
+        for state in &states {
+            state.pause.begin();
+        }
+        Self(states)
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        for state in &self.0 {
+            state.pause.end();
+        }
+    }
+}
+
+fn denied(tool: &ToolEntry, reason: String) -> ToolRuntimeError {
+    ToolRuntimeError::ApprovalDenied { tool: tool.descriptor.name.clone(), reason }
 }
 
 // ===== room 6: permit =====
@@ -281,7 +602,7 @@ fn least(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
 async fn permit<'a>(
     semaphore: &'a Semaphore,
     tool: &ToolEntry,
-    whose: &str,
+    whose: Wait,
     interrupts: &Interrupts<'_>,
     left: Option<Duration>,
 ) -> Result<SemaphorePermit<'a>, Stop> {
@@ -294,13 +615,15 @@ async fn permit<'a>(
 async fn late_permit<'a>(
     semaphore: &'a Semaphore,
     tool: &ToolEntry,
-    whose: &str,
+    whose: Wait,
     interrupts: &Interrupts<'_>,
     left: Option<Duration>,
 ) -> Result<SemaphorePermit<'a>, Stop> {
     let most = interrupts.scope.settings().permit_wait;
     let wait = left.map_or(most, |left| left.min(most));
     let scope = interrupts.scope;
+    scope.tell(Some(interrupts.call), || (Some(named(tool)), EventKind::Waiting { on: whose }));
+    let whose = if whose == Wait::PlanPermit { "plan" } else { "tool" };
     tokio::select! {
         biased;
         permit = semaphore.acquire() => permit.map_err(|_| scope.ended_error().into()),
@@ -333,6 +656,15 @@ async fn activated(
             Err(ActivationError::new(tool.descriptor.name.as_str(), ActivationPhase::CallTimedOut, message).into())
         }
     }
+}
+
+/// Whether an instance is of the tool as the plan knows it now.
+fn unchanged(tool: &ToolEntry, active: &Active) -> Result<(), Stop> {
+    if active.version == tool.version {
+        return Ok(());
+    }
+    let tool = tool.descriptor.name.clone();
+    Err(ToolRuntimeError::DefinitionChanged { tool }.into())
 }
 
 impl From<ActivationError> for CallError {
@@ -459,17 +791,73 @@ fn without_output(broken: Broken, tool: &ToolEntry, interrupts: &Interrupts<'_>)
     }
 }
 
+// ===== rooms 10 and 11: check output, limit =====
+
+/// What an output is worth that breaks its schema: no success, or a warning for the trace.
+#[cold]
+fn broken_output(
+    tool: &ToolEntry,
+    schema: &Schema,
+    output: &mut ToolOutput,
+    check: OutputCheck,
+) -> Result<String, Stop> {
+    let Err(faults) = schema.check(&output.value) else {
+        unreachable!("BUG: the schema says both");
+    };
+    tracing::warn!(
+        target: "toolscope::call",
+        tool = %tool.descriptor.name,
+        faults = faults.faults.len() + faults.more,
+        "an output breaks its schema"
+    );
+    if check == OutputCheck::Reject {
+        return Err(Stop::broken(OutcomeCode::InvalidOutput, faults));
+    }
+    let warning = format!("the output breaks its schema: {faults}");
+    output.metadata.insert("output_valid".to_owned(), Value::Bool(false));
+    output.metadata.insert("output_faults".to_owned(), faults.to_json());
+    Ok(warning)
+}
+
+/// Cuts an output, says so, and gives the bytes that it has now.
+#[cold]
+fn cut_output(output: &mut ToolOutput, size: usize, most: usize) -> usize {
+    output.value = cut(output.value.take(), most);
+    let kept = size_of(&output.value);
+    let said = json!({"from_bytes": size, "to_bytes": kept});
+    output.metadata.insert("truncated".to_owned(), said);
+    kept
+}
+
 // ===== what interrupts a call =====
 
 struct Interrupts<'a> {
     scope: &'a Arc<PlanScope>,
+    call: u64,
     token: Option<&'a CancellationToken>,
     limit: Option<Duration>,
     /// When the call's time began to count.
     began: Instant,
 }
 
-impl Interrupts<'_> {
+impl<'a> Interrupts<'a> {
+    /// The shortest limit wins: the call's own, the plan's, the tool's.
+    fn of(call: &'a Call<'_>, tool: &ToolEntry, record: &CallRecord<'_>) -> Self {
+        let limit = least(call.options.timeout, call.scope.settings().call_timeout);
+        Self {
+            scope: call.scope,
+            call: record.call,
+            token: call.options.token.as_ref(),
+            limit: least(limit, tool.descriptor.call_timeout),
+            began: record.began,
+        }
+    }
+
+    /// For what is no call.
+    fn none(scope: &'a Arc<PlanScope>, number: u64) -> Self {
+        Self { scope, call: number, token: None, limit: None, began: Instant::now() }
+    }
+
     fn is_none(&self) -> bool {
         self.token.is_none() && self.limit.is_none()
     }
@@ -489,10 +877,33 @@ impl Interrupts<'_> {
         self.limit.map(|limit| limit.saturating_sub(self.began.elapsed()))
     }
 
+    /// The deadline. It stands still while a call that this one made waits for an approval.
     async fn deadline(&self) {
-        match self.left() {
-            Some(left) => self.scope.core.sleep(left).await,
-            None => std::future::pending().await,
+        let Some(limit) = self.limit else {
+            return std::future::pending().await;
+        };
+        let mut paused = Duration::ZERO;
+        loop {
+            let left = limit.saturating_add(paused).saturating_sub(self.began.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            self.scope.core.sleep(left).await;
+            // Whoever pauses a call makes its state.
+            let state = lock(&self.scope.log).known_state(self.call);
+            if let Some(state) = state {
+                paused = state.pause.over().await;
+            }
+        }
+    }
+
+    /// Waits for what stops a call whose tool does not run.
+    async fn before(&self, tool: &ToolEntry) -> Stop {
+        tokio::select! {
+            () = self.stop() => stopped(self),
+            () = self.deadline() => {
+                without_output(Broken::Deadline(self.limit.unwrap_or_default()), tool, self)
+            }
         }
     }
 
@@ -532,6 +943,7 @@ fn stopped(interrupts: &Interrupts<'_>) -> Stop {
 // ===== room 12: record =====
 
 /// Writes the trace of a call, whatever happens to it.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the call")]
 struct CallRecord<'a> {
     scope: &'a Arc<PlanScope>,
     call: u64,
@@ -545,10 +957,17 @@ struct CallRecord<'a> {
     instance: Option<(SlotId, u32)>,
     /// Room 9 was reached: what the call reserved is kept.
     reached: bool,
+    /// The quotas hold a place for it.
+    reserved: bool,
+    input_changed: bool,
     cancelled: bool,
+    output_valid: Option<bool>,
+    /// What is wrong with an output that is kept.
+    warning: Option<String>,
     size: usize,
     written: bool,
     given: Given,
+    span: Option<Span>,
 }
 
 impl<'a> CallRecord<'a> {
@@ -564,10 +983,15 @@ impl<'a> CallRecord<'a> {
             tool: None,
             instance: None,
             reached: false,
+            reserved: false,
+            input_changed: false,
             cancelled: false,
+            output_valid: None,
+            warning: None,
             size: 0,
             written: false,
             given: None,
+            span: span::of_call(call.scope, number, call.name, &call.options, call.above.is_some()),
         }
     }
 
@@ -576,7 +1000,8 @@ impl<'a> CallRecord<'a> {
         let took = self.began.elapsed();
         let mut result = match ended {
             Some(Ok(())) => {
-                self.write(took, OutcomeCode::Ok, None);
+                let warning = self.warning.take();
+                self.write(took, OutcomeCode::Ok, warning);
                 let output = self.given.take().and_then(Result::ok);
                 ToolResult::succeeded(output.unwrap_or_default())
             }
@@ -584,6 +1009,13 @@ impl<'a> CallRecord<'a> {
                 Stopped::Failed(code, message) => {
                     self.write(took, code, Some(message.clone()));
                     ToolResult::failed(code, message)
+                }
+                Stopped::Broken(code, faults) => {
+                    let message = faults.to_string();
+                    self.write(took, code, Some(message.clone()));
+                    let mut result = ToolResult::failed(code, message);
+                    result.metadata.insert("faults".to_owned(), faults.to_json());
+                    result
                 }
                 Stopped::Err(error) => return Err(self.refuse(took, error)),
             },
@@ -594,6 +1026,9 @@ impl<'a> CallRecord<'a> {
                 return Err(self.refuse(took, error));
             }
         };
+        if self.input_changed {
+            result.metadata.insert("input_changed".to_owned(), Value::Bool(true));
+        }
         result.duration_ms = took.as_secs_f64() * 1000.0;
         Ok(result)
     }
@@ -608,7 +1043,7 @@ impl<'a> CallRecord<'a> {
         self.written = true;
         let scope = self.scope;
         let text = error.map(|mut error| {
-            cut(&mut error);
+            cut_error(&mut error);
             let name = if self.tool.is_none() {
                 self.name.chars().take(256).collect()
             } else {
@@ -624,11 +1059,54 @@ impl<'a> CallRecord<'a> {
             tool: self.tool.unwrap_or(NO_TOOL),
             outcome,
             cancelled: self.cancelled,
+            output_valid: self.output_valid,
             size: self.size,
             text,
         };
-        let state = lock(&scope.log).record(record, scope.settings().trace_cap);
-        if let Some(reason) = state.and_then(|state| state.taint()) {
+        let settings = scope.settings();
+        if self.reserved && !self.reached {
+            self.give_back();
+        }
+        let told = scope.core.subscribers.is_heard().then(|| self.trace(&record));
+        if self.span.is_some() {
+            self.end_span(&record);
+        }
+        let state = lock(&scope.log).record(record, settings.trace_cap);
+        if let Some(state) = state {
+            self.close_state(&state, outcome);
+        }
+        if let Some(trace) = told {
+            let (name, kind) = (trace.tool.clone(), EventKind::Finished(Box::new(trace)));
+            scope.tell(Some(self.call), || (Some(name), kind));
+        }
+    }
+
+    #[cold]
+    fn trace(&self, record: &Record) -> ToolExecutionTrace {
+        record.read(self.scope.id, self.scope.clock_began(), &self.scope.tools)
+    }
+
+    #[cold]
+    fn end_span(&self, record: &Record) {
+        if let Some(span) = &self.span {
+            span::end(span, record);
+        }
+    }
+
+    /// Nothing of it reached the tool: the quotas get their place back.
+    #[cold]
+    fn give_back(&self) {
+        let tool = self.tool.and_then(|tool| self.scope.tools.by_id(tool));
+        if let Some(tool) = tool {
+            give_back(&self.scope.settings().quotas, &tool.descriptor.name);
+        }
+    }
+
+    fn close_state(&self, state: &CallState, outcome: OutcomeCode) {
+        if outcome != OutcomeCode::Ok {
+            state.cancel();
+        }
+        if let Some(reason) = state.taint() {
             self.retire(reason);
         }
     }
@@ -658,7 +1136,7 @@ impl Drop for CallRecord<'_> {
 // ===== small things =====
 
 /// Cuts a text to what a trace keeps.
-fn cut(text: &mut String) {
+fn cut_error(text: &mut String) {
     if text.len() > MOST_ERROR_TEXT {
         let at = (0..=MOST_ERROR_TEXT).rev().find(|at| text.is_char_boundary(*at));
         text.truncate(at.unwrap_or(0));
@@ -683,19 +1161,6 @@ fn kind_of(value: &Value) -> &'static str {
     }
 }
 
-/// The bytes of a value as JSON, counted without being kept.
-fn size_of(value: &Value) -> usize {
-    struct Count(usize);
-    impl std::io::Write for Count {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0 += bytes.len();
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut count = Count(0);
-    // A `Value` in memory always serialises.
-    serde_json::to_writer(&mut count, value).map_or(0, |()| count.0)
+fn named(tool: &ToolEntry) -> String {
+    tool.descriptor.name.to_string()
 }

@@ -81,13 +81,13 @@ impl Keeper {
     }
 
     #[cfg(not(toolscope_shuttle))]
-    pub(crate) fn start(workers: usize) -> io::Result<Self> {
+    pub(crate) fn start(workers: usize, told: impl Fn() + Send + 'static) -> io::Result<Self> {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         builder.worker_threads(workers.max(1)).thread_name("toolscope-keeper").enable_all();
         // Tokio panics when it cannot have a thread.
         let runtime = contain(|| builder.build()).map_err(io::Error::other)??;
         let (handle, blocked) = (runtime.handle().clone(), Arc::default());
-        match watch(handle.clone(), Arc::clone(&blocked)) {
+        match watch(handle.clone(), Arc::clone(&blocked), told) {
             Ok(wanted) => Ok(Self {
                 handle,
                 own: Mutex::new(Some((runtime, wanted))),
@@ -103,7 +103,7 @@ impl Keeper {
     }
 
     #[cfg(toolscope_shuttle)]
-    pub(crate) fn start(_workers: usize) -> io::Result<Self> {
+    pub(crate) fn start(_workers: usize, _told: impl Fn() + Send + 'static) -> io::Result<Self> {
         Err(io::Error::other("a model has no keeper of its own"))
     }
 
@@ -127,6 +127,11 @@ impl Keeper {
         }
         // The noop waker of the first poll is replaced here: a spawned task is always polled.
         drop(self.handle.spawn(job));
+    }
+
+    /// Runs work on a thread that may block.
+    pub(crate) fn run_blocking(&self, work: Box<dyn FnOnce() + Send>) {
+        drop(self.handle.spawn_blocking(work));
     }
 
     /// A timer of the keeper's, for callers whose runtime has none. It never passes once the keeper
@@ -194,7 +199,11 @@ impl Keeper {
 
 /// Looks from a thread outside whether the keeper still takes up work, until the sender is dropped.
 #[cfg(not(toolscope_shuttle))]
-fn watch(keeper: Handle, blocked: Arc<AtomicU64>) -> io::Result<Sender<()>> {
+fn watch(
+    keeper: Handle,
+    blocked: Arc<AtomicU64>,
+    tell: impl Fn() + Send + 'static,
+) -> io::Result<Sender<()>> {
     let (wanted, unwanted) = std::sync::mpsc::channel();
     let look = move || {
         let answered = Arc::new(AtomicBool::new(true));
@@ -207,6 +216,7 @@ fn watch(keeper: Handle, blocked: Arc<AtomicU64>) -> io::Result<Sender<()>> {
             } else if !told {
                 told = true;
                 blocked.fetch_add(1, Relaxed);
+                tell();
                 tracing::warn!(
                     target: "toolscope::keeper",
                     "all threads of the keeper are blocked: a tool blocks in activate or deactivate"

@@ -9,11 +9,22 @@ mod error;
 mod name;
 mod tool;
 
+mod approval;
+mod batch;
+mod definition;
+mod event;
 mod execute;
+mod finite;
+mod layer;
+mod limit;
+mod options;
 mod plan;
 mod policy;
 mod registry;
+mod runner;
 mod runtime;
+mod schema;
+mod span;
 mod trace;
 
 mod cache;
@@ -33,24 +44,34 @@ pub mod test_util;
 
 pub use async_trait::async_trait;
 
+pub use approval::channel::{ChannelApprover, PendingApproval};
+pub use approval::terminal::TerminalApprover;
+pub use approval::{ApprovalRequest, Approver, Decision};
+pub use batch::ToolCall;
 pub use change::{Change, ChangeKind, RecordedChange};
 pub use context::{ActivationContext, DeactivationContext, PlanId, ToolExecutionContext};
+pub use definition::Provider;
 pub use descriptor::{
-    BoundResource, ResourceSlot, SourceKind, ToolCapability, ToolDescriptor, ToolType,
+    BoundResource, ResourceSlot, SourceKind, ToolCapability, ToolDescriptor, ToolFilter, ToolType,
 };
 pub use error::{
     ActivationError, ActivationPhase, CallError, EndReason, OutcomeCode, ToolCancelled, ToolError,
     ToolRuntimeError,
 };
+pub use event::{EventKind, EventStream, Progress, ToolEvent, Wait};
 pub use execute::CallOptions;
 #[cfg(any(feature = "test-util", toolscope_shuttle))]
 pub use keeper::Keeper;
+pub use layer::{Before, Layer, LayerCall};
 pub use name::{DEFAULT_NAMESPACE, InvalidToolName, ToolName};
-pub use plan::{Deadlines, Plan, PlanHandle, PlanOptions, PlanReport};
-pub use registry::{Snapshot, ToolRegistry};
+pub use options::{Deadlines, OutputCheck, PlanOptions};
+pub use plan::{Plan, PlanHandle, PlanReport};
+pub use registry::{Snapshot, ToolChanges, ToolRegistry};
+pub use runner::ToolRunner;
 pub use runtime::{
     RuntimeHandle, ShutdownReport, Stats, Straggler, ToolRuntime, ToolRuntimeBuilder,
 };
+pub use schema::{InvalidSchema, Schema, SchemaFault, SchemaValidationError};
 pub use source::function::{FunctionTool, ToolSpec};
 pub use tool::{
     FailureKind, SharedActivation, Tool, ToolFailure, ToolInstance, ToolOutput, ToolResult,

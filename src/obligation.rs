@@ -14,16 +14,17 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::contain::{BoxFuture, Contained, Foreign, Panicked};
 use crate::context::{ActivationContext, DeactivationContext};
 use crate::error::{ActivationError, ActivationPhase};
+use crate::event::{EventKind, Wait};
 use crate::fault::fault;
 use crate::keeper::{Begin, Job, last_resort};
 use crate::lease::Gate;
-use crate::registry::ToolEntry;
+use crate::registry::{Source, ToolEntry};
 use crate::scope::PlanScope;
 use crate::slot::{Refused, SlotId, Why};
 use crate::sync::{Mutex, lock};
@@ -43,6 +44,8 @@ pub(crate) enum Held {
 /// for it.
 pub(crate) struct Made {
     held: Held,
+    /// Of the tool's definition.
+    version: u32,
     off_thread: bool,
 }
 
@@ -59,13 +62,24 @@ pub(crate) enum NotMade {
 }
 
 impl Make {
+    /// The source that limits how many of its tools are activated at once.
+    fn source(&self) -> Option<&Source> {
+        match self {
+            Self::Tool(entry) => entry.source.as_deref(),
+            Self::Shared(_) => None,
+        }
+    }
+
     async fn run(self, ctx: ActivationContext) -> Result<Made, NotMade> {
         match self {
             Self::Tool(entry) => {
                 let instance = given(Contained::new(|| entry.tool.activate(&ctx))).await?;
-                Ok(Made { held: Held::Tool(instance), off_thread: entry.off_thread })
+                let (version, off_thread) = (entry.version, entry.off_thread);
+                Ok(Made { held: Held::Tool(instance), version, off_thread })
             }
-            Self::Shared(make) => Ok(Made { held: make(ctx).await?, off_thread: false }),
+            Self::Shared(make) => {
+                Ok(Made { held: make(ctx).await?, version: 0, off_thread: false })
+            }
         }
     }
 }
@@ -181,15 +195,17 @@ pub(crate) struct Active {
     pub(crate) gate: Gate,
     pub(crate) slot: SlotId,
     pub(crate) generation: u32,
+    /// Of the tool's definition.
+    pub(crate) version: u32,
     pub(crate) attempt: Arc<Attempt>,
     off_thread: bool,
 }
 
 impl Active {
     pub(crate) fn new(made: Made, slot: SlotId, generation: u32, attempt: &Arc<Attempt>) -> Self {
-        let Made { held, off_thread } = made;
+        let Made { held, version, off_thread } = made;
         let (held, gate, attempt) = (Foreign::new(held), Gate::new(), Arc::clone(attempt));
-        Self { held, gate, slot, generation, attempt, off_thread }
+        Self { held, gate, slot, generation, version, attempt, off_thread }
     }
 }
 
@@ -262,6 +278,7 @@ impl Owed {
         attempt.keep();
         match doom {
             Ok(()) => {
+                self.scope.tell_of(self.slot, |generation, _| EventKind::Active { generation });
                 publish.send_replace(Some(Ok(())));
                 self.scope.tell_changed();
                 false
@@ -285,6 +302,8 @@ impl Owed {
         else {
             return;
         };
+        self.scope
+            .tell_of(self.slot, |_, _| EventKind::ActivationFailed { error: error.to_string() });
         // Once the plan has ended its callers are told that, not what became of the activation.
         let refused = match self.scope.fail(self.slot, error.clone(), counts) {
             Some(reason) => Refused::Ended(reason),
@@ -361,6 +380,29 @@ async fn roll_back_unrun(owed: Owed, attempt: Arc<Attempt>) {
     fail_unrun(owed);
 }
 
+/// Room under the limit of a source. That wait does not count as time of the activation.
+async fn source_permit(
+    scope: &PlanScope,
+    slot: SlotId,
+    permits: Arc<Semaphore>,
+) -> Result<OwnedSemaphorePermit, ActivationError> {
+    if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
+        return Ok(permit);
+    }
+    scope.tell_of(slot, |_, _| EventKind::Waiting { on: Wait::SourcePermit });
+    let wait = scope.settings().permit_wait;
+    let refused =
+        |message: String| ActivationError::new(scope.label(slot), ActivationPhase::NotRun, message);
+    tokio::select! {
+        biased;
+        permit = permits.acquire_owned() => permit.map_err(|_| refused("its source is gone".to_owned())),
+        () = scope.ended() => Err(refused("its plan ended before its source had room".to_owned())),
+        () = scope.core.sleep(wait) => {
+            Err(refused(format!("its source's limit of activations at once left no room within {wait:?}")))
+        }
+    }
+}
+
 /// The activation job.
 pub(crate) async fn activate(mut owed: Owed, make: Make) {
     let Stage::Activating { attempt, .. } = &owed.stage else {
@@ -370,6 +412,17 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
     let scope = Arc::clone(&owed.scope);
     let deadlines = scope.settings().deadlines;
     let ended = {
+        let _permit = match make.source().and_then(Source::activations) {
+            None => None,
+            Some(permits) => match source_permit(&scope, owed.slot, permits).await {
+                Ok(permit) => Some(permit),
+                Err(error) => return owed.fail(error, false),
+            },
+        };
+        scope.tell_of(owed.slot, |generation, attempt| EventKind::Activating {
+            generation,
+            attempt,
+        });
         let ctx = ActivationContext::new(&scope, owed.slot, &attempt);
         tokio::select! {
             biased;

@@ -3,358 +3,29 @@
 use std::borrow::Borrow;
 use std::fmt;
 use std::ops::Deref;
-use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use serde_json::{Map, Value};
-use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
 
+use crate::batch::{self, ToolCall};
 use crate::change::RecordedChange;
 use crate::context::PlanId;
-use crate::descriptor::BoundResource;
+use crate::definition::{Provider, definitions};
+use crate::descriptor::ToolDescriptor;
 use crate::error::{CallError, EndReason, ToolRuntimeError};
+use crate::event::EventStream;
 use crate::execute::{self, Call, CallOptions};
 use crate::keeper::Begin;
-use crate::policy::Rights;
-use crate::registry::Snapshot;
+use crate::options::PlanOptions;
+use crate::policy::admit;
+use crate::registry::{Snapshot, ToolChanges};
 use crate::scope::PlanScope;
-use crate::slot::{Key, Limits};
+use crate::slot::Key;
 use crate::sync::lock;
 use crate::tool::ToolResult;
 use crate::trace::{DeactivationRecord, ToolExecutionTrace};
-
-/// The runtime's bounds in time. A setting of the runtime, and of a plan where it differs.
-///
-/// # Examples
-///
-/// ```
-/// use std::time::Duration;
-/// use toolscope::Deadlines;
-///
-/// let patient = Deadlines::default().activate(Duration::from_secs(120));
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use]
-pub struct Deadlines {
-    pub(crate) activate: Duration,
-    pub(crate) grace: Duration,
-    pub(crate) drain: Duration,
-    pub(crate) deactivate: Duration,
-    pub(crate) end: Duration,
-}
-
-impl Default for Deadlines {
-    fn default() -> Self {
-        Self {
-            activate: Duration::from_secs(30),
-            grace: Duration::from_secs(2),
-            drain: Duration::from_secs(2),
-            deactivate: Duration::from_secs(10),
-            end: Duration::from_secs(30),
-        }
-    }
-}
-
-impl Deadlines {
-    /// How long one attempt to activate may take. 30 s by default; once its plan has ended, what is
-    /// left of [`end`](Self::end) if that is less.
-    pub fn activate(mut self, limit: Duration) -> Self {
-        self.activate = limit;
-        self
-    }
-
-    /// How long running calls may go on after they see that they are cancelled. 2 s by default.
-    pub fn grace(mut self, limit: Duration) -> Self {
-        self.grace = limit;
-        self
-    }
-
-    /// How long, after the grace, to wait for a call that is being polled at that very moment. 2 s
-    /// by default; what still is blocks its thread and stands in the report as overrun.
-    pub fn drain(mut self, limit: Duration) -> Self {
-        self.drain = limit;
-        self
-    }
-
-    /// How long one deactivation may take. 10 s by default.
-    pub fn deactivate(mut self, limit: Duration) -> Self {
-        self.deactivate = limit;
-        self
-    }
-
-    /// The total budget for the end of a plan. 30 s by default. A deactivation gets the less of its
-    /// own limit and what is left, but never under 250 ms.
-    pub fn end(mut self, limit: Duration) -> Self {
-        self.end = limit;
-        self
-    }
-}
-
-/// What a plan is and may do. Everything has a default.
-///
-/// # Examples
-///
-/// ```
-/// use std::time::Duration;
-/// use toolscope::PlanOptions;
-///
-/// let options = PlanOptions::new().read_only().call_timeout(Duration::from_secs(30));
-/// ```
-#[derive(Debug, Clone, Default)]
-#[must_use]
-pub struct PlanOptions {
-    rights: Rights,
-    token: Option<CancellationToken>,
-    deadline: Option<Duration>,
-    call_timeout: Option<Duration>,
-    permit_wait: Option<Duration>,
-    max_concurrent: Option<usize>,
-    deadlines: Option<Deadlines>,
-    max_attempts: Option<u32>,
-    max_generations: Option<u32>,
-    trace_cap: Option<usize>,
-    metadata: Map<String, Value>,
-    resources: Vec<BoundResource>,
-    sandbox: Option<PathBuf>,
-}
-
-impl PlanOptions {
-    /// A plan that may write, needs no checkpoints, and allows no unsafe tool.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Refuses every tool that writes, and every tool that does not say that it only reads.
-    pub fn read_only(mut self) -> Self {
-        self.rights.read_only = true;
-        self
-    }
-
-    /// Refuses every writer that cannot have a checkpoint.
-    pub fn require_checkpoints(mut self) -> Self {
-        self.rights.checkpoints = true;
-        self
-    }
-
-    /// Allows tools that declare `unsafe` without an approval.
-    pub fn allow_unsafe(mut self) -> Self {
-        self.rights.allow_unsafe = true;
-        self
-    }
-
-    /// Cancels the plan when the token is cancelled.
-    pub fn token(mut self, token: CancellationToken) -> Self {
-        self.token = Some(token);
-        self
-    }
-
-    /// Ends the plan after that time, even if its owner leaked it. None by default.
-    pub fn deadline(mut self, limit: Duration) -> Self {
-        self.deadline = Some(limit);
-        self
-    }
-
-    /// Limits the time of each call. None by default.
-    pub fn call_timeout(mut self, limit: Duration) -> Self {
-        self.call_timeout = Some(limit);
-        self
-    }
-
-    /// How long a call waits for room under a limit of calls at once. 30 s by default.
-    pub fn permit_wait(mut self, limit: Duration) -> Self {
-        self.permit_wait = Some(limit);
-        self
-    }
-
-    /// How many calls of the plan run at once; nested ones do not count. No limit by default; 0 is
-    /// taken as 1.
-    pub fn max_concurrent(mut self, limit: usize) -> Self {
-        self.max_concurrent = Some(limit.clamp(1, Semaphore::MAX_PERMITS));
-        self
-    }
-
-    /// The bounds in time that differ from the runtime's.
-    pub fn deadlines(mut self, deadlines: Deadlines) -> Self {
-        self.deadlines = Some(deadlines);
-        self
-    }
-
-    /// How many attempts an activation has before its last error is final. 3 by default; 0 is taken
-    /// as 1.
-    pub fn max_attempts(mut self, attempts: u32) -> Self {
-        self.max_attempts = Some(attempts.max(1));
-        self
-    }
-
-    /// How many instances of a tool the plan makes when they are tainted, the first included. 3 by
-    /// default.
-    pub fn max_generations(mut self, generations: u32) -> Self {
-        self.max_generations = Some(generations.max(1));
-        self
-    }
-
-    /// How many traces the plan keeps; past that the oldest go, counted. 10,000 by default.
-    pub fn trace_cap(mut self, traces: usize) -> Self {
-        self.trace_cap = Some(traces.max(1));
-        self
-    }
-
-    /// Says something about the plan that tools can read.
-    pub fn metadata(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
-        self.metadata.insert(key.into(), value.into());
-        self
-    }
-
-    /// Binds a resource.
-    pub fn resource(mut self, resource: BoundResource) -> Self {
-        self.resources.push(resource);
-        self
-    }
-
-    /// The directory that file tools are confined to.
-    pub fn sandbox(mut self, root: impl Into<PathBuf>) -> Self {
-        self.sandbox = Some(root.into());
-        self
-    }
-
-    /// The token and the deadline: what has to be watched.
-    pub(crate) fn watched(&self) -> (Option<CancellationToken>, Option<Duration>) {
-        (self.token.clone(), self.deadline)
-    }
-
-    /// The settings of the plan; `None` where they are the runtime's.
-    pub(crate) fn settle(
-        self,
-        defaults: &PlanSettings,
-        is_child: bool,
-    ) -> Option<Box<PlanSettings>> {
-        let Self {
-            rights,
-            token,
-            deadline: _,
-            call_timeout,
-            permit_wait,
-            max_concurrent,
-            deadlines,
-            max_attempts,
-            max_generations,
-            trace_cap,
-            metadata,
-            resources,
-            sandbox,
-        } = self;
-        let plain = rights == Rights::default()
-            && token.is_none()
-            && call_timeout.is_none()
-            && permit_wait.is_none()
-            && max_concurrent.is_none()
-            && deadlines.is_none()
-            && max_attempts.is_none()
-            && max_generations.is_none()
-            && trace_cap.is_none()
-            && metadata.is_empty()
-            && resources.is_empty()
-            && sandbox.is_none();
-        if plain && !is_child {
-            return None;
-        }
-        Some(Box::new(PlanSettings {
-            rights,
-            token,
-            call_timeout: call_timeout.or(defaults.call_timeout),
-            permit_wait: permit_wait.unwrap_or(defaults.permit_wait),
-            permits: max_concurrent.map(Semaphore::new),
-            deadlines: deadlines.unwrap_or(defaults.deadlines),
-            limits: Limits {
-                attempts: max_attempts.unwrap_or(defaults.limits.attempts),
-                generations: max_generations.unwrap_or(defaults.limits.generations),
-            },
-            trace_cap: trace_cap.unwrap_or(defaults.trace_cap),
-            metadata,
-            resources,
-            sandbox,
-        }))
-    }
-}
-
-/// [`PlanOptions`], settled against the runtime's defaults.
-#[derive(Debug)]
-pub(crate) struct PlanSettings {
-    pub(crate) rights: Rights,
-    pub(crate) token: Option<CancellationToken>,
-    pub(crate) call_timeout: Option<Duration>,
-    pub(crate) permit_wait: Duration,
-    pub(crate) permits: Option<Semaphore>,
-    pub(crate) deadlines: Deadlines,
-    pub(crate) limits: Limits,
-    pub(crate) trace_cap: usize,
-    pub(crate) metadata: Map<String, Value>,
-    pub(crate) resources: Vec<BoundResource>,
-    pub(crate) sandbox: Option<PathBuf>,
-}
-
-impl PlanSettings {
-    pub(crate) fn defaults(deadlines: Deadlines) -> Self {
-        Self {
-            rights: Rights::default(),
-            token: None,
-            call_timeout: None,
-            permit_wait: Duration::from_secs(30),
-            permits: None,
-            deadlines,
-            limits: Limits { attempts: 3, generations: 3 },
-            trace_cap: 10_000,
-            metadata: Map::new(),
-            resources: Vec::new(),
-            sandbox: None,
-        }
-    }
-
-    /// Makes sure that a child of a plan with `parent` settings can do nothing that the parent
-    /// could not.
-    pub(crate) fn confine(&mut self, parent: &Self) -> Result<(), ToolRuntimeError> {
-        let denied = |reason: String| ToolRuntimeError::AccessDenied {
-            tool: "a child plan".to_owned(),
-            reason,
-        };
-        self.rights = self.rights.meet(parent.rights);
-        self.call_timeout = [self.call_timeout, parent.call_timeout].into_iter().flatten().min();
-        if let Some(foreign) = self.resources.iter().find(|bound| !parent.resources.contains(bound))
-        {
-            return Err(denied(format!(
-                "its parent does not bind the resource `{}`",
-                foreign.name
-            )));
-        }
-        if self.resources.is_empty() {
-            self.resources.clone_from(&parent.resources);
-        }
-        for (key, value) in &parent.metadata {
-            if !self.metadata.contains_key(key) {
-                self.metadata.insert(key.clone(), value.clone());
-            }
-        }
-        match (&self.sandbox, &parent.sandbox) {
-            (Some(own), parent)
-                if !parent.as_ref().is_some_and(|parent| is_inside(own, parent)) =>
-            {
-                let own = own.display();
-                return Err(denied(format!("its parent has no sandbox that holds `{own}`")));
-            }
-            (None, parent) => self.sandbox.clone_from(parent),
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
-fn is_inside(path: &Path, root: &Path) -> bool {
-    path.starts_with(root) && !path.components().any(|part| part == Component::ParentDir)
-}
-
-// ===== Plan =====
 
 /// One agent run: the scope of activations. It owns the plan and is not `Clone`; [`PlanHandle`] is.
 ///
@@ -516,14 +187,7 @@ impl PlanHandle {
         name: impl AsRef<str>,
         input: impl Borrow<Value>,
     ) -> Result<ToolResult, CallError> {
-        let call = Call {
-            scope: &self.scope,
-            name: name.as_ref(),
-            input: input.borrow(),
-            options: CallOptions::new(),
-            above: None,
-        };
-        execute::call(&call).await
+        self.execute_with(name, input, CallOptions::new()).await
     }
 
     /// As [`execute`](Self::execute), with a timeout or a token of the call's own.
@@ -544,11 +208,64 @@ impl PlanHandle {
         let call = Call {
             scope: &self.scope,
             name: name.as_ref(),
-            input: input.borrow(),
+            input: Ok(input.borrow()),
             options,
             above: None,
         };
         execute::call(&call).await
+    }
+
+    /// As [`execute`](Self::execute), with the arguments as a model wrote them: a text that is to
+    /// be a JSON object. An empty text is taken for `{}`; what is no JSON is an `invalid_input`
+    /// that says where it breaks.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Cancel safety
+    ///
+    /// As there.
+    pub async fn execute_json(
+        &self,
+        name: impl AsRef<str>,
+        arguments: impl AsRef<str>,
+        options: CallOptions,
+    ) -> Result<ToolResult, CallError> {
+        let arguments = arguments.as_ref();
+        let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
+        let parsed: Result<Value, String> = serde_json::from_str(arguments)
+            .map_err(|error| format!("the arguments are no JSON: {error}"));
+        let input = parsed.as_ref().map_err(String::as_str);
+        let call = Call { scope: &self.scope, name: name.as_ref(), input, options, above: None };
+        execute::call(&call).await
+    }
+
+    /// Executes what a model asked for in one turn. Calls of tools that only read run together; any
+    /// other waits for all before it, and all after it wait for it. One that fails or is refused
+    /// stops no other. The results are in the order of the calls.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`execute`](Self::execute), for each call that has begun; the others leave no trace.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use serde_json::json;
+    /// use toolscope::test_util::Probe;
+    /// use toolscope::{PlanOptions, ToolCall, ToolRuntime};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let runtime = ToolRuntime::builder().tool(Probe::new("search").tool()).build().await?;
+    /// let plan = runtime.begin(PlanOptions::new())?;
+    /// let calls = [ToolCall::new("search", json!({})), ToolCall::new("serach", json!({}))];
+    /// let results = plan.execute_batch(&calls).await;
+    /// assert!(results[0].is_ok() && results[1].is_err());
+    /// # Ok(()) }
+    /// ```
+    pub async fn execute_batch(&self, calls: &[ToolCall]) -> Vec<Result<ToolResult, CallError>> {
+        batch::execute(self, calls).await
     }
 
     /// Activates a tool ahead of its first call, through the same gate. The only way back after
@@ -577,7 +294,7 @@ impl PlanHandle {
     ///
     /// Once polled the deactivation goes on without the future.
     pub async fn deactivate(&self, name: impl AsRef<str>) -> bool {
-        match self.scope.tools.resolve(name.as_ref()) {
+        match self.scope.resolve(name.as_ref()) {
             Ok(tool) => self.scope.deactivate(&Key::Tool(tool.id)).await,
             Err(_) => false,
         }
@@ -615,9 +332,52 @@ impl PlanHandle {
         self.scope.core.begin(options, Some(&self.scope))
     }
 
-    /// The tools of the plan, as they were when it began.
+    /// All tools of the plan, as they were when it began or last
+    /// [`sync_tools`](Self::sync_tools)ed: those too that its rights do not allow.
     pub fn tools(&self) -> &Snapshot {
-        &self.scope.tools
+        self.scope.tools.latest()
+    }
+
+    /// The tools that the plan's rights and rules allow, as a provider wants a model told of them:
+    /// an array, sorted by name, the same bytes each time. The names in it are what
+    /// [`execute`](Self::execute) takes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use toolscope::test_util::Probe;
+    /// use toolscope::{PlanOptions, Provider, ToolRuntime};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let runtime = ToolRuntime::builder().tool(Probe::new("web/search").tool()).build().await?;
+    /// let plan = runtime.begin(PlanOptions::new())?;
+    /// assert_eq!(plan.definitions(Provider::Anthropic)[0]["name"], "web__search");
+    /// let careful = runtime.begin(PlanOptions::new().read_only())?;
+    /// assert_eq!(careful.definitions(Provider::Anthropic), serde_json::json!([]));
+    /// # Ok(()) }
+    /// ```
+    pub fn definitions(&self, provider: Provider) -> Value {
+        let settings = self.scope.settings();
+        let allowed = |tool: &&ToolDescriptor| {
+            admit(settings.rights, &settings.rules, tool, &settings.resources).is_ok()
+        };
+        definitions(self.tools().descriptors().filter(allowed), provider)
+    }
+
+    /// Goes by the registry's tools as they are now, from the next call on, and says what is
+    /// different; a child plan by those of its parent. Between two turns of a model, so that its
+    /// tools do not change under it.
+    ///
+    /// What is active and the same stays. What is active and gone can still be called. What is
+    /// active and defined otherwise gives `DefinitionChanged` until it is
+    /// [`deactivate`](Self::deactivate)d and [`activate`](Self::activate)d.
+    pub fn sync_tools(&self) -> ToolChanges {
+        self.scope.sync_tools()
+    }
+
+    /// The events of the plan from now on.
+    pub fn subscribe(&self) -> EventStream {
+        self.scope.subscribe()
     }
 
     /// What its calls did so far, in the order in which they ended.
@@ -707,6 +467,21 @@ impl PlanReport {
             Some(ToolRuntimeError::Deactivation { tool: record.name, problem })
         };
         self.deactivations().into_iter().filter_map(problem).collect()
+    }
+}
+
+impl Serialize for PlanReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut report = serializer.serialize_struct("PlanReport", 8)?;
+        report.serialize_field("plan_id", &self.plan_id())?;
+        report.serialize_field("reason", &self.reason())?;
+        report.serialize_field("deactivations", &self.deactivations())?;
+        report.serialize_field("unsettled", &self.unsettled)?;
+        report.serialize_field("overrun", &self.overrun())?;
+        report.serialize_field("traces", &self.traces())?;
+        report.serialize_field("dropped_traces", &self.dropped_traces())?;
+        report.serialize_field("changes", &self.changes())?;
+        report.end()
     }
 }
 

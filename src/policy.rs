@@ -1,7 +1,7 @@
 //! The gate: the rights of a plan against the capability of a tool. Pure, so that it can be read
 //! and tested whole.
 
-use crate::descriptor::{BoundResource, ToolDescriptor};
+use crate::descriptor::{BoundResource, ToolDescriptor, ToolFilter};
 use crate::error::ToolRuntimeError;
 
 /// What a plan may do. A child has the meet of its own and its parent's.
@@ -16,6 +16,15 @@ pub(crate) struct Rights {
 }
 
 impl Rights {
+    /// What is asked for, on top of what holds by default.
+    pub(crate) fn or_default(self, defaults: Self) -> Self {
+        Self {
+            read_only: self.read_only || defaults.read_only,
+            checkpoints: self.checkpoints || defaults.checkpoints,
+            allow_unsafe: self.allow_unsafe || defaults.allow_unsafe,
+        }
+    }
+
     /// Never more than either.
     pub(crate) fn meet(self, other: Self) -> Self {
         Self {
@@ -26,28 +35,46 @@ impl Rights {
     }
 }
 
+/// What a host says about tools beyond their capability. A child plan has its parent's too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// Only tools that one of these fits.
+    Only(Vec<ToolFilter>),
+    /// None of these.
+    Deny(ToolFilter),
+    /// Somebody must approve these.
+    Ask(ToolFilter),
+}
+
 /// Proof that the gate let a tool pass. The next room needs it.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Admitted {
-    /// Why a person must approve, where one must.
-    needs_approval: Option<&'static str>,
+    /// Why somebody must approve, where somebody must.
+    pub(crate) needs_approval: Option<&'static str>,
 }
-
-/// Proof that a tool may be activated and run: nobody has to be asked, or somebody was.
-#[derive(Debug)]
-#[must_use]
-pub(crate) struct Approved(());
 
 /// The gate. A tool that declares neither `read_only` nor `writes` is taken for a writer.
 pub(crate) fn admit(
     rights: Rights,
+    rules: &[Rule],
     tool: &ToolDescriptor,
     resources: &[BoundResource],
 ) -> Result<Admitted, ToolRuntimeError> {
     let capability = tool.capability;
     let denied =
         |reason: String| ToolRuntimeError::AccessDenied { tool: tool.name.to_string(), reason };
+    for rule in rules {
+        match rule {
+            Rule::Only(filters) if !filters.iter().any(|filter| filter.fits(tool)) => {
+                return Err(denied("the plan allows only certain tools, and not this one".into()));
+            }
+            Rule::Deny(filter) if filter.fits(tool) => {
+                return Err(denied("a rule of the plan denies it".into()));
+            }
+            _ => {}
+        }
+    }
     let writer = capability.writes || !capability.read_only;
     if writer && rights.read_only {
         let declared =
@@ -76,27 +103,15 @@ pub(crate) fn admit(
             )));
         }
     }
+    let asks = |rule: &Rule| matches!(rule, Rule::Ask(filter) if filter.fits(tool));
     let needs_approval = if capability.human_approval_required {
         Some("it declares `human_approval_required`")
     } else if capability.is_unsafe && !rights.allow_unsafe {
         Some("it declares `unsafe` and the plan does not allow unsafe tools")
+    } else if rules.iter().any(asks) {
+        Some("a rule of the plan asks for it")
     } else {
         None
     };
     Ok(Admitted { needs_approval })
-}
-
-/// Asks for the approval that the gate found to be needed. Without an approver that is a refusal,
-/// never a pass.
-pub(crate) fn approve(
-    admitted: &Admitted,
-    tool: &ToolDescriptor,
-) -> Result<Approved, ToolRuntimeError> {
-    match admitted.needs_approval {
-        None => Ok(Approved(())),
-        Some(reason) => Err(ToolRuntimeError::ApprovalRequired {
-            tool: tool.name.clone(),
-            reason: reason.into(),
-        }),
-    }
 }

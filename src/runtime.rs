@@ -6,20 +6,26 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use serde::Serialize;
 use tokio::sync::Notify;
 
+use crate::approval::{Approver, SharedApprover};
 use crate::cache::ToolLifecycleCache;
 use crate::contain::contain;
 use crate::context::PlanId;
 use crate::error::{ActivationError, ActivationPhase, EndReason, ToolError, ToolRuntimeError};
+use crate::event::{EventKind, EventStream, Subscribers};
 use crate::fault::fault;
 use crate::keeper::{Begin, Job, Keeper, last_resort};
+use crate::layer::{Layer, Layers};
 use crate::obligation::Owed;
-use crate::plan::{Deadlines, Plan, PlanHandle, PlanOptions, PlanReport, PlanSettings};
+use crate::options::{Deadlines, PlanOptions, PlanSettings};
+use crate::plan::{Plan, PlanHandle, PlanReport};
 use crate::registry::ToolRegistry;
 use crate::scope::{Inner, LEAST_STEP, PlanScope};
+use crate::span;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use crate::sync::{Mutex, lock};
 use crate::tool::Tool;
@@ -35,6 +41,10 @@ pub(crate) struct Core {
     pub(crate) cache: ToolLifecycleCache,
     pub(crate) defaults: PlanSettings,
     pub(crate) ledger: Ledger,
+    pub(crate) layers: Layers,
+    pub(crate) subscribers: Arc<Subscribers>,
+    /// A number of its own, for what must differ between two processes.
+    instance: OnceLock<u64>,
     /// `None` inside if no thread could be had for it.
     keeper: OnceLock<Option<Keeper>>,
     keeper_threads: usize,
@@ -59,7 +69,25 @@ pub(crate) struct Ledger {
 
 impl Core {
     fn keeper(&self) -> Option<&Keeper> {
-        self.keeper.get_or_init(|| Keeper::start(self.keeper_threads).ok()).as_ref()
+        let start = || {
+            let subscribers = Arc::clone(&self.subscribers);
+            let told = move || subscribers.tell_all(EventKind::KeeperBlocked);
+            Keeper::start(self.keeper_threads, told).ok()
+        };
+        self.keeper.get_or_init(start).as_ref()
+    }
+
+    /// Runs work on a thread that may block; false if there can be none.
+    pub(crate) fn run_blocking(&self, work: Box<dyn FnOnce() + Send>) -> bool {
+        self.keeper().map(|keeper| keeper.run_blocking(work)).is_some()
+    }
+
+    /// A number that no other runtime has, in this process or another.
+    pub(crate) fn instance(&self) -> u64 {
+        use std::hash::BuildHasher;
+        *self.instance.get_or_init(|| {
+            std::hash::RandomState::new().hash_one((std::process::id(), SystemTime::now()))
+        })
     }
 
     /// Runs a job on the keeper. Where there can be none the job is dropped, and settles what it
@@ -131,14 +159,11 @@ impl Core {
         }
         let watched = options.watched();
         let (tools, settings) = match parent {
-            None => (self.registry.snapshot(), options.settle(&self.defaults, false)),
+            None => (self.registry.snapshot(), options.settle(&self.defaults)),
             Some(parent) => {
                 parent.notice_tokens();
-                let mut settings = options.settle(parent.settings(), true);
-                if let Some(settings) = &mut settings {
-                    settings.confine(parent.settings())?;
-                }
-                (Arc::clone(&parent.tools), settings)
+                let settings = parent.settings().child(options)?;
+                (Arc::clone(parent.tools.latest()), Some(settings))
             }
         };
         if parent.is_some_and(|parent| parent.depth >= MOST_DEPTH) {
@@ -153,6 +178,9 @@ impl Core {
         }
         let id = PlanId::new(self.next_plan.fetch_add(1, Relaxed) + 1);
         let scope = PlanScope::new(self, id, tools, settings, parent.cloned());
+        if let Some(span) = span::of_plan(&scope) {
+            lock(&scope.log).set_span(span);
+        }
         // Insert first, look second: whoever shuts down sets the flag first and collects second.
         self.cache.insert(&scope);
         let refused = if self.shut.load(SeqCst) && !fault("flag-before-insert") {
@@ -329,6 +357,9 @@ impl ToolRuntime {
             keeper: None,
             keeper_threads: 2,
             deadlines: Deadlines::default(),
+            plan_defaults: PlanOptions::new(),
+            approver: None,
+            layers: Layers::default(),
             drop_wait: Duration::from_secs(5),
         }
     }
@@ -382,6 +413,19 @@ impl ToolRuntime {
         F: FnOnce(PlanHandle) -> Fut,
         Fut: Future<Output = T>,
     {
+        self.run_to(options, body, |_| EndReason::Finished).await
+    }
+
+    async fn run_to<T, F, Fut>(
+        &self,
+        options: PlanOptions,
+        body: F,
+        reason: impl FnOnce(&T) -> EndReason,
+    ) -> Result<(T, PlanReport), ToolRuntimeError>
+    where
+        F: FnOnce(PlanHandle) -> Fut,
+        Fut: Future<Output = T>,
+    {
         let plan = self.begin(options)?;
         let handle = plan.handle();
         let ended = {
@@ -395,12 +439,42 @@ impl ToolRuntime {
             })
             .await
         };
-        let reason = if ended.is_ok() { EndReason::Finished } else { EndReason::Panicked };
+        let reason = ended.as_ref().map_or(EndReason::Panicked, reason);
         let report = plan.end(reason).await;
         match ended {
             Ok(value) => Ok((value, report)),
             Err(panic) => resume_unwind(panic),
         }
+    }
+
+    /// As [`run`](Self::run), for a body that can fail: the plan then ends as
+    /// [`Plan::fail`] ends one.
+    ///
+    /// # Errors
+    ///
+    /// As there; what the body gives is inside the `Ok`.
+    ///
+    /// # Panics
+    ///
+    /// As there.
+    ///
+    /// # Cancel safety
+    ///
+    /// As there.
+    pub async fn try_run<T, E, F, Fut>(
+        &self,
+        options: PlanOptions,
+        body: F,
+    ) -> Result<(Result<T, E>, PlanReport), ToolRuntimeError>
+    where
+        F: FnOnce(PlanHandle) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+    {
+        self.run_to(options, body, |ended| match ended {
+            Ok(_) => EndReason::Finished,
+            Err(_) => EndReason::Failed,
+        })
+        .await
     }
 
     /// A live plan, by its number.
@@ -416,6 +490,11 @@ impl ToolRuntime {
     /// The ledger and the number of live plans, at this moment. Exact when nothing is under way.
     pub fn stats(&self) -> Stats {
         self.core.stats()
+    }
+
+    /// The events of all plans from now on, and of the runtime itself.
+    pub fn subscribe(&self) -> EventStream {
+        self.core.subscribers.subscribe()
     }
 
     /// Refuses new plans, ends all there are, and waits until everything is deactivated, at most
@@ -464,6 +543,7 @@ impl fmt::Debug for ToolRuntime {
 impl Drop for ToolRuntime {
     fn drop(&mut self) {
         self.core.close_all();
+        let _over = StreamsOver(&self.core.subscribers);
         match self.core.keeper.get() {
             Some(Some(keeper)) if keeper.is_foreign() => self.core.end_root(),
             Some(Some(keeper)) if keeper.is_here() => {
@@ -476,6 +556,15 @@ impl Drop for ToolRuntime {
             }
             _ => close_down(&self.core, self.drop_wait),
         }
+    }
+}
+
+/// Ends the streams of events when the last event has been told.
+struct StreamsOver<'a>(&'a Subscribers);
+
+impl Drop for StreamsOver<'_> {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
@@ -606,6 +695,9 @@ pub struct ToolRuntimeBuilder {
     keeper: Option<Keeper>,
     keeper_threads: usize,
     deadlines: Deadlines,
+    plan_defaults: PlanOptions,
+    approver: Option<SharedApprover>,
+    layers: Layers,
     drop_wait: Duration,
 }
 
@@ -625,6 +717,26 @@ impl ToolRuntimeBuilder {
     /// The bounds in time of all plans that set none of their own.
     pub fn deadlines(mut self, deadlines: Deadlines) -> Self {
         self.deadlines = deadlines;
+        self
+    }
+
+    /// What every plan starts from that says nothing else. Of rights, rules and quotas both hold:
+    /// those here and the plan's own. A token or a deadline is no default; it is left out.
+    pub fn plan_defaults(mut self, options: PlanOptions) -> Self {
+        self.plan_defaults = options;
+        self
+    }
+
+    /// Who is asked for approvals in every plan that names nobody else. Without any, a call that
+    /// needs one is refused.
+    pub fn approver(mut self, approver: impl Approver) -> Self {
+        self.approver = Some(SharedApprover::new(approver));
+        self
+    }
+
+    /// Puts a hook round every call, inside those that were given before.
+    pub fn layer(mut self, layer: impl Layer) -> Self {
+        self.layers.add(layer);
         self
     }
 
@@ -653,14 +765,29 @@ impl ToolRuntimeBuilder {
     /// Cancel safe: nothing is started before it is done.
     #[expect(clippy::unused_async, reason = "sources are discovered here")]
     pub async fn build(self) -> Result<ToolRuntime, ToolError> {
-        let Self { tools, keeper, keeper_threads, deadlines, drop_wait } = self;
+        let Self {
+            tools,
+            keeper,
+            keeper_threads,
+            deadlines,
+            plan_defaults,
+            approver,
+            layers,
+            drop_wait,
+        } = self;
         let registry = ToolRegistry::default();
         registry.register_all(tools)?;
+        let mut defaults = plan_defaults.settled(&PlanSettings::defaults(deadlines));
+        defaults.token = None;
+        defaults.approver = defaults.approver.or(approver);
         let core = Core {
             registry,
             cache: ToolLifecycleCache::new(),
-            defaults: PlanSettings::defaults(deadlines),
+            defaults,
             ledger: Ledger::default(),
+            layers,
+            subscribers: Arc::default(),
+            instance: OnceLock::new(),
             keeper: keeper.map_or_else(OnceLock::new, |keeper| OnceLock::from(Some(keeper))),
             keeper_threads,
             next_plan: AtomicU64::new(0),
@@ -722,7 +849,7 @@ impl fmt::Debug for RuntimeHandle {
 // ===== Stats and ShutdownReport =====
 
 /// The ledger of a runtime. At any quiet moment `activated == deactivated + open + lost`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[non_exhaustive]
 pub struct Stats {
     /// Plans that have not settled.
@@ -746,7 +873,7 @@ pub struct Stats {
 }
 
 /// How a shutdown went.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct ShutdownReport {
     /// The plans that had not settled at the deadline. Their deactivations go on while the runtime
@@ -757,7 +884,7 @@ pub struct ShutdownReport {
 }
 
 /// A plan that had not settled when a shutdown's deadline passed.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct Straggler {
     /// The plan; 0 is the root scope.

@@ -24,11 +24,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::context::PlanId;
 use crate::error::{ActivationError, CallError, EndReason, ToolCancelled, ToolRuntimeError};
+use crate::event::{EventKind, EventStream, ToolEvent};
 use crate::keeper::Begin;
 use crate::lease::Gate;
 use crate::obligation::{Active, Attempt, Made, Owed, Verdict};
-use crate::plan::PlanSettings;
-use crate::registry::Snapshot;
+use crate::options::PlanSettings;
+use crate::registry::{Pinned, Snapshot, ToolChanges, ToolEntry};
 use crate::runtime::Core;
 use crate::slot::{Key, Refused, Retired, SlotId, SlotTable, Why};
 use crate::sync::atomic::Ordering::Relaxed;
@@ -44,7 +45,7 @@ const MOST_DEACTIVATIONS: usize = 1000;
 pub(crate) struct PlanScope {
     pub(crate) id: PlanId,
     pub(crate) core: Arc<Core>,
-    pub(crate) tools: Arc<Snapshot>,
+    pub(crate) tools: Pinned,
     pub(crate) gate: Gate,
     pub(crate) log: Mutex<PlanLog>,
     /// The same moment on both clocks, read at the first call.
@@ -124,7 +125,7 @@ impl PlanScope {
         Arc::new(Self {
             id,
             core: Arc::clone(core),
-            tools,
+            tools: Pinned::new(tools),
             gate: Gate::new(),
             log: Mutex::default(),
             clock: OnceLock::new(),
@@ -152,6 +153,74 @@ impl PlanScope {
 
     pub(crate) fn label(&self, slot: SlotId) -> String {
         self.inner().slots.label(slot).to_owned()
+    }
+
+    // ===== the tools =====
+
+    /// The tool that a text stands for: by the snapshot that the plan goes by, or, where that does
+    /// not have it any more, one that is still active.
+    pub(crate) fn resolve(&self, name: &str) -> Result<&Arc<ToolEntry>, ToolRuntimeError> {
+        let latest = self.tools.latest();
+        if let Some(tool) = latest.find(name) {
+            return Ok(tool);
+        }
+        let is_active =
+            |tool: &&Arc<ToolEntry>| self.inner().slots.active(&Key::Tool(tool.id)).is_some();
+        let former = self.tools.former(name).into_iter().find(is_active);
+        former.ok_or_else(|| latest.not_found(name))
+    }
+
+    /// Goes by the tools of the registry as they are now; a child by those of its parent.
+    pub(crate) fn sync_tools(&self) -> ToolChanges {
+        match &self.parent {
+            Some(parent) => self.tools.advance(parent.tools.latest()),
+            None => self.tools.advance(&self.core.registry.snapshot()),
+        }
+    }
+
+    // ===== who is told =====
+
+    /// Tells whoever listens to this plan or to all; the event is made only then. Never under a
+    /// lock.
+    pub(crate) fn tell(
+        &self,
+        call: Option<u64>,
+        event: impl FnOnce() -> (Option<String>, EventKind),
+    ) {
+        if self.core.subscribers.is_heard() {
+            let (name, kind) = event();
+            self.tell_heard(call, name, kind);
+        }
+    }
+
+    /// As [`tell`](Self::tell), of a slot: its generation and attempt are at hand.
+    pub(crate) fn tell_of(&self, slot: SlotId, kind: impl FnOnce(u32, u32) -> EventKind) {
+        self.tell(None, || {
+            let inner = self.inner();
+            let slots = &inner.slots;
+            let kind = kind(slots.generation(slot), slots.attempt(slot));
+            (Some(slots.label(slot).to_owned()), kind)
+        });
+    }
+
+    #[cold]
+    fn tell_heard(&self, call_id: Option<u64>, name: Option<String>, kind: EventKind) {
+        let of_the_plan = lock(&self.log).known_events();
+        let event = ToolEvent { plan_id: self.id, call_id, name, kind };
+        self.core.subscribers.tell(of_the_plan, &event);
+    }
+
+    pub(crate) fn subscribe(&self) -> EventStream {
+        let subscribers = &self.core.subscribers;
+        // Inserts first, looks second: whoever settles sets the flag first and ends the events
+        // second.
+        let stream = subscribers.subscribe_to(lock(&self.log).events());
+        if !self.is_settled() {
+            return stream;
+        }
+        let (events, _) = lock(&self.log).close();
+        drop(events);
+        stream
     }
 
     // ===== the signals =====
@@ -384,6 +453,14 @@ impl PlanScope {
 
     /// Leaves the books, last of all: the plan has settled.
     fn leave(self: &Arc<Self>) {
+        let (events, span) = lock(&self.log).close();
+        if self.core.subscribers.is_heard() {
+            let reason = self.end_reason().unwrap_or(EndReason::Finished);
+            let kind = EventKind::Ended { reason };
+            let event = ToolEvent { plan_id: self.id, call_id: None, name: None, kind };
+            self.core.subscribers.tell(events, &event);
+        }
+        drop(span);
         self.core.settled(self.id);
         if let Some(parent) = &self.parent {
             parent.child_settled(self);
@@ -463,9 +540,15 @@ impl PlanScope {
         counted.fetch_add(1, Relaxed);
         inner.slots.settle(active.slot);
         let (name, generation) = (inner.slots.label(active.slot).to_owned(), active.generation);
+        let record = DeactivationRecord { name, generation, outcome, overrun, took };
+        let told = self.core.subscribers.is_heard().then(|| record.clone());
         let kept = &mut inner.rare().deactivations;
-        if kept.len() < MOST_DEACTIVATIONS || outcome != DeactivationOutcome::Ok {
-            kept.push(DeactivationRecord { name, generation, outcome, overrun, took });
+        if kept.len() < MOST_DEACTIVATIONS || record.outcome != DeactivationOutcome::Ok {
+            kept.push(record);
+        }
+        drop(inner);
+        if let Some(record) = told {
+            self.tell(None, || (Some(record.name.clone()), EventKind::Deactivated(record)));
         }
     }
 
@@ -539,9 +622,12 @@ impl PlanScope {
     }
 
     pub(crate) fn traces(&self) -> Vec<ToolExecutionTrace> {
-        // Without a call there is no clock, and no trace that needs one.
-        let began = self.clock.get().map_or(SystemTime::UNIX_EPOCH, |(_, began)| *began);
-        lock(&self.log).traces(self.id, began, &self.tools)
+        lock(&self.log).traces(self.id, self.clock_began(), &self.tools)
+    }
+
+    /// When the plan's clock began. Without a call there is no clock, and no trace that needs one.
+    pub(crate) fn clock_began(&self) -> SystemTime {
+        self.clock.get().map_or(SystemTime::UNIX_EPOCH, |(_, began)| *began)
     }
 
     pub(crate) fn open_instances(&self) -> u64 {

@@ -616,7 +616,7 @@ async fn pass(step: Step, stage: &str, token: CancellationToken) -> Result<(), T
 /// A context as an execution in that plan would have it, to test an instance by itself. Its call
 /// number is 0.
 pub fn execution_context(plan: &PlanHandle) -> ToolExecutionContext {
-    let (name, input, options, above) = ("", &Value::Null, CallOptions::new(), None);
+    let (name, input, options, above) = ("", Ok(&Value::Null), CallOptions::new(), None);
     ToolExecutionContext::new(
         &Call { scope: &plan.scope, name, input, options, above },
         0,

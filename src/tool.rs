@@ -12,6 +12,7 @@ use crate::contain::drop_contained;
 use crate::context::{ActivationContext, DeactivationContext, ToolExecutionContext};
 use crate::descriptor::ToolDescriptor;
 use crate::error::{CallError, OutcomeCode, ToolCancelled, ToolRuntimeError};
+use crate::finite::check_finite;
 
 /// Something registered under a name: light, and able to become an instance.
 ///
@@ -336,21 +337,23 @@ impl ToolOutput {
         Self { value, metadata: Map::new() }
     }
 
-    /// Any value that is JSON when serialised. A number that JSON does not have (NaN, an infinity)
-    /// becomes null: what `serde_json` makes of it.
+    /// Any value that is JSON when serialised.
     ///
     /// # Errors
     ///
     /// A failure of the kind [`InvalidOutput`](FailureKind::InvalidOutput) when it is not: keys
-    /// that are no strings.
+    /// that are no strings, numbers that JSON does not have (NaN, an infinity).
     pub fn json<T: Serialize>(value: T) -> Result<Self, ToolFailure> {
-        let value = serde_json::to_value(value).map_err(|error| {
-            ToolFailure::new(
-                FailureKind::InvalidOutput,
-                format!("the output cannot be JSON: {error}"),
-            )
-        })?;
-        Ok(Self::new(value))
+        let invalid = |error: &dyn fmt::Display| {
+            let message = format!("the output cannot be JSON: {error}");
+            ToolFailure::new(FailureKind::InvalidOutput, message)
+        };
+        let json = serde_json::to_value(&value).map_err(|error| invalid(&error))?;
+        // What is not finite becomes null on its way, without an error.
+        if has_null(&json) {
+            check_finite(&value).map_err(|error| invalid(&error))?;
+        }
+        Ok(Self::new(json))
     }
 
     /// Adds an entry to the metadata.
@@ -358,6 +361,15 @@ impl ToolOutput {
     pub fn with_metadata(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         self.metadata.insert(key.into(), value.into());
         self
+    }
+}
+
+fn has_null(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.iter().any(has_null),
+        Value::Object(fields) => fields.values().any(has_null),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
     }
 }
 
@@ -380,7 +392,10 @@ pub struct ToolResult {
     pub error: Option<String>,
     /// Time from the first poll of the call to its result, in milliseconds.
     pub duration_ms: f64,
-    /// From the tool, and `code` where there is no success.
+    /// From the tool, and from the runtime: `code` where there is no success, `faults` where a
+    /// schema is broken, `output_valid: false` and `output_faults` where that is let pass,
+    /// `truncated: {from_bytes, to_bytes}` where the output was cut, `input_changed: true` where an
+    /// approver changed the input.
     #[serde(default)]
     pub metadata: Map<String, Value>,
 }
@@ -408,6 +423,37 @@ impl ToolResult {
             "ok"
         } else {
             self.metadata.get("code").and_then(Value::as_str).unwrap_or("execution")
+        }
+    }
+
+    /// What to show the model: a text as it is, any other output as JSON, a failure with its code.
+    /// An output that was cut says so at its end.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use serde_json::json;
+    /// # let from = |value| serde_json::from_value::<toolscope::ToolResult>(value).unwrap();
+    /// let result = from(json!({"success": true, "output": {"sum": 3}, "duration_ms": 0.1}));
+    /// assert_eq!(result.to_model_text(), r#"{"sum":3}"#);
+    /// ```
+    pub fn to_model_text(&self) -> String {
+        if !self.success {
+            return format!(
+                "error ({}): {}",
+                self.code(),
+                self.error.as_deref().unwrap_or("failed")
+            );
+        }
+        let text = match &self.output {
+            Value::String(text) => text.clone(),
+            output => output.to_string(),
+        };
+        match self.metadata.get("truncated").map(|cut| (&cut["from_bytes"], &cut["to_bytes"])) {
+            Some((Value::Number(from), Value::Number(to))) => {
+                format!("{text}\n[the output was cut from {from} to {to} bytes]")
+            }
+            _ => text,
         }
     }
 

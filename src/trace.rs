@@ -4,14 +4,24 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
+use tokio::sync::broadcast::Sender;
+use tracing::Span;
+
+use crate::approval::Remembered;
 use crate::change::{Change, RecordedChange};
 use crate::context::{CallState, PlanId};
 use crate::error::OutcomeCode;
+use crate::event::ToolEvent;
 use crate::name::ToolName;
-use crate::registry::Snapshot;
+use crate::registry::Pinned;
 
 /// What happened in one call. Exactly one for each call that was polled while its plan was open,
 /// refused and abandoned ones too.
+///
+/// Serialised it has `started_at` and `ended_at` (ISO-8601, UTC), `duration_ms` and `success` in
+/// the place of `started` and `duration`.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ToolExecutionTrace {
@@ -33,7 +43,9 @@ pub struct ToolExecutionTrace {
     pub result_size_bytes: usize,
     /// The call was cancelled, whether or not the tool still gave a result.
     pub cancelled: bool,
-    /// The text of the error.
+    /// Whether the output fits its schema; `None` where that was not checked.
+    pub output_valid: Option<bool>,
+    /// The text of the error; of a call with success, what is wrong with its output.
     pub error: Option<String>,
 }
 
@@ -59,6 +71,26 @@ impl ToolExecutionTrace {
     }
 }
 
+impl Serialize for ToolExecutionTrace {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut trace = serializer.serialize_struct("ToolExecutionTrace", 13)?;
+        trace.serialize_field("plan_id", &self.plan_id)?;
+        trace.serialize_field("call_id", &self.call_id)?;
+        trace.serialize_field("parent_call_id", &self.parent_call_id)?;
+        trace.serialize_field("tool", &self.tool)?;
+        trace.serialize_field("started_at", &self.started_at())?;
+        trace.serialize_field("ended_at", &self.ended_at())?;
+        trace.serialize_field("duration_ms", &self.duration_ms())?;
+        trace.serialize_field("success", &self.success())?;
+        trace.serialize_field("outcome", &self.outcome)?;
+        trace.serialize_field("result_size_bytes", &self.result_size_bytes)?;
+        trace.serialize_field("cancelled", &self.cancelled)?;
+        trace.serialize_field("output_valid", &self.output_valid)?;
+        trace.serialize_field("error", &self.error)?;
+        trace.end()
+    }
+}
+
 fn iso_8601(time: SystemTime) -> String {
     jiff::Timestamp::try_from(time)
         .map_or_else(|_| "out of range".to_owned(), |time| time.to_string())
@@ -80,6 +112,33 @@ pub(crate) struct Record {
     pub(crate) tool: u32,
     pub(crate) outcome: OutcomeCode,
     pub(crate) cancelled: bool,
+    pub(crate) output_valid: Option<bool>,
+}
+
+impl Record {
+    /// The trace, to be read.
+    pub(crate) fn read(
+        &self,
+        plan_id: PlanId,
+        began: SystemTime,
+        tools: &Pinned,
+    ) -> ToolExecutionTrace {
+        let named = tools.by_id(self.tool).map(|tool| tool.descriptor.name.to_string());
+        let text = self.text.as_deref();
+        ToolExecutionTrace {
+            plan_id,
+            call_id: self.call,
+            parent_call_id: (self.parent != 0).then_some(self.parent),
+            tool: named.or_else(|| text.map(|text| text.name.clone())).unwrap_or_default(),
+            started: began + Duration::from_nanos(self.after),
+            duration: Duration::from_nanos(self.took),
+            outcome: self.outcome,
+            result_size_bytes: self.size,
+            cancelled: self.cancelled,
+            output_valid: self.output_valid,
+            error: text.map(|text| text.error.clone()),
+        }
+    }
 }
 
 /// The id that no tool has.
@@ -111,11 +170,47 @@ struct RareLog {
     states: Vec<(u64, Arc<CallState>)>,
     /// The calls beyond [`PlanLog::ended`] that have ended too: first and last of each run, in order.
     ended: Vec<(u64, u64)>,
+    approvals: Remembered,
+    /// Whoever listens to this plan.
+    events: Option<Sender<ToolEvent>>,
+    span: Option<Span>,
 }
 
 impl PlanLog {
     fn rare(&mut self) -> &mut RareLog {
         self.rare.get_or_insert_default()
+    }
+
+    /// The decisions that hold for the rest of the plan.
+    pub(crate) fn approvals(&mut self) -> &mut Remembered {
+        &mut self.rare().approvals
+    }
+
+    /// The place of the channel to whoever listens to the plan.
+    pub(crate) fn events(&mut self) -> &mut Option<Sender<ToolEvent>> {
+        &mut self.rare().events
+    }
+
+    /// The channel to whoever listens to the plan, if anybody does.
+    pub(crate) fn known_events(&self) -> Option<Sender<ToolEvent>> {
+        self.rare.as_ref()?.events.clone()
+    }
+
+    /// The plan's span, where somebody collects spans.
+    pub(crate) fn span(&self) -> Option<&Span> {
+        self.rare.as_ref()?.span.as_ref()
+    }
+
+    pub(crate) fn set_span(&mut self, span: Span) {
+        self.rare().span = Some(span);
+    }
+
+    /// The plan is over: what is told of it and traced of it ends.
+    pub(crate) fn close(&mut self) -> (Option<Sender<ToolEvent>>, Option<Span>) {
+        match &mut self.rare {
+            Some(rare) => (rare.events.take(), rare.span.take()),
+            None => (None, None),
+        }
     }
 
     /// Keeps a trace; the oldest goes when there are `cap` of them. Gives the call's state back,
@@ -200,30 +295,14 @@ impl PlanLog {
         &self,
         plan_id: PlanId,
         began: SystemTime,
-        tools: &Snapshot,
+        tools: &Pinned,
     ) -> Vec<ToolExecutionTrace> {
-        let read = |record: &Record| {
-            let named = tools.by_id(record.tool).map(|tool| tool.descriptor.name.to_string());
-            let text = record.text.as_deref();
-            ToolExecutionTrace {
-                plan_id,
-                call_id: record.call,
-                parent_call_id: (record.parent != 0).then_some(record.parent),
-                tool: named.or_else(|| text.map(|text| text.name.clone())).unwrap_or_default(),
-                started: began + Duration::from_nanos(record.after),
-                duration: Duration::from_nanos(record.took),
-                outcome: record.outcome,
-                result_size_bytes: record.size,
-                cancelled: record.cancelled,
-                error: text.map(|text| text.error.clone()),
-            }
-        };
-        self.records.iter().map(read).collect()
+        self.records.iter().map(|record| record.read(plan_id, began, tools)).collect()
     }
 }
 
 /// How the deactivation of one instance went.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct DeactivationRecord {
     /// The tool or shared activation.
@@ -235,12 +314,18 @@ pub struct DeactivationRecord {
     /// An execution was still being polled when `deactivate` was called: the tool blocked its
     /// thread.
     pub overrun: bool,
-    /// How long `deactivate` took.
+    /// How long `deactivate` took. Serialised in milliseconds.
+    #[serde(rename = "took_ms", serialize_with = "milliseconds")]
     pub took: Duration,
 }
 
+fn milliseconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64() * 1000.0)
+}
+
 /// How a deactivation went. In every case but the last `deactivate` was called, once.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum DeactivationOutcome {
     /// It returned `Ok`.

@@ -1,4 +1,4 @@
-//! The tool of the baseline: it adds two numbers and gives `{"sum": n}`.
+//! The tool of the baseline: it adds two numbers and gives `{"sum": n}`. Both have a schema.
 
 use std::sync::Arc;
 
@@ -40,7 +40,19 @@ impl AddTool {
     pub(crate) fn new(name: &str) -> Self {
         let name = name.parse().expect("a bench names its tools well");
         Self {
-            descriptor: ToolDescriptor::new(name).capability(ToolCapability::read_only()),
+            descriptor: ToolDescriptor::new(name)
+                .capability(ToolCapability::read_only())
+                .input_schema(json!({
+                    "type": "object",
+                    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                    "required": ["a", "b"],
+                    "additionalProperties": false,
+                }))
+                .output_schema(json!({
+                    "type": "object",
+                    "properties": {"sum": {"type": "integer"}},
+                    "required": ["sum"],
+                })),
             managed: false,
             yields_when_activated: false,
             yields_when_executed: false,

@@ -64,7 +64,8 @@ impl ToolSpec {
         Self { descriptor: ToolDescriptor::new(name) }
     }
 
-    /// Says what the tool does, for a model to read.
+    /// Says what the tool does, for a model to read. Without it the doc comment of the arguments'
+    /// type says so.
     pub fn description(mut self, text: impl Into<String>) -> Self {
         self.descriptor = self.descriptor.description(text);
         self
@@ -95,6 +96,12 @@ impl ToolSpec {
     /// Limits how many calls run at once, over all plans.
     pub fn max_concurrent(mut self, limit: usize) -> Self {
         self.descriptor = self.descriptor.max_concurrent(limit);
+        self
+    }
+
+    /// Checks `format` in the schemas too; see [`ToolDescriptor::check_formats`].
+    pub fn check_formats(mut self) -> Self {
+        self.descriptor = self.descriptor.check_formats();
         self
     }
 
@@ -137,9 +144,58 @@ impl ToolSpec {
         self.handler(move |_, args: A| std::future::ready(function(args)))
     }
 
+    /// Makes the tool of a function that blocks its thread: it runs on one of the runtime's threads
+    /// for blocking work.
+    ///
+    /// A thread cannot be stopped from outside. When the call is cancelled, its time is over or its
+    /// plan ends, the caller goes on and the function is told by
+    /// [`is_cancelled`](ToolExecutionContext::is_cancelled): a long one looks there now and then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use toolscope::ToolSpec;
+    ///
+    /// #[derive(serde::Deserialize, schemars::JsonSchema)]
+    /// struct Number {
+    ///     number: u64,
+    /// }
+    ///
+    /// let tool = ToolSpec::new("is-prime").read_only().blocking(|ctx, Number { number }| {
+    ///     for divisor in 2..number {
+    ///         ctx.check()?;
+    ///         if number % divisor == 0 {
+    ///             return Ok(false);
+    ///         }
+    ///     }
+    ///     Ok(number > 1)
+    /// });
+    /// # drop(tool);
+    /// ```
+    pub fn blocking<A, O, F>(self, function: F) -> FunctionTool
+    where
+        A: DeserializeOwned + JsonSchema + Send + 'static,
+        O: Serialize + JsonSchema + Send + 'static,
+        F: Fn(ToolExecutionContext, A) -> Result<O, ToolFailure> + Send + Sync + 'static,
+    {
+        let function = Arc::new(function);
+        self.handler(move |ctx, args: A| {
+            let function = Arc::clone(&function);
+            async move {
+                let own = ctx.clone();
+                ctx.run_blocking(move || function(own, args)).await?
+            }
+        })
+    }
+
     fn typed<A: JsonSchema, O: JsonSchema>(self, instance: impl ToolInstance) -> FunctionTool {
         let mut descriptor = self.descriptor;
-        descriptor.input_schema = Some(schema_of_input(schemars::schema_for!(A).to_value()));
+        let input = schema_of_input(schemars::schema_for!(A).to_value());
+        if descriptor.description.is_empty() {
+            let said = input.get("description").and_then(Value::as_str);
+            said.unwrap_or_default().clone_into(&mut descriptor.description);
+        }
+        descriptor.input_schema = Some(input);
         descriptor.output_schema = Some(schemars::schema_for!(O).to_value());
         FunctionTool { descriptor, instance: Arc::new(instance) }
     }

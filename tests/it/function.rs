@@ -159,7 +159,7 @@ async fn p12_a_missing_argument_is_invalid_and_runs_nothing() {
     let result = call(tool, json!({})).await;
     assert_eq!(result.code(), "invalid_input");
     let error = result.error.unwrap();
-    assert!(error.contains("`text`"), "{error}");
+    assert!(error.contains("\"text\" is missing"), "{error}");
     assert_eq!(runs.load(SeqCst), 0);
 }
 

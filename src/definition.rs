@@ -1,0 +1,344 @@
+//! What a model provider is told of a tool: its name, what it does, and the schema of its input.
+//!
+//! `walk` goes through schemas, `draft` translates them, `root` settles what stands at the root,
+//! `rules` has what one provider alone asks for.
+//!
+//! 1. An advertised schema accepts every object that the tool's own schema accepts. Each step keeps
+//!    the meaning or loosens it: what loosens never stands under a `not`, an `if` or a `oneOf`, where
+//!    it would tighten.
+//! 2. A text that looks like a keyword is one only where a schema stands: `walk::place` says where. A
+//!    property may be called `$ref`.
+//! 3. Nothing walks deeper than [`MAX_DEPTH`], and no `$ref` is followed more than that many times.
+
+// In the order they are applied.
+mod walk;
+
+mod draft;
+mod root;
+mod rules;
+
+use serde_json::{Map, Value, json};
+
+use crate::descriptor::{ToolCapability, ToolDescriptor};
+use crate::registry::Snapshot;
+
+use draft::modernize;
+use root::{keep_references_to_the_root, notes_on, settle_root};
+use rules::{has_odd_pattern, is_plain_name, meet_gemini, meet_openai, move_odd_properties};
+use walk::{any_node, each_node, is_deeper_than, reference, resolve, says_object, spell_out};
+
+/// The deepest schema that is rewritten; a deeper one is told as an outline.
+const MAX_DEPTH: usize = 64;
+/// A JSON object: a schema that is no boolean, or a part of a definition.
+type Node = Map<String, Value>;
+
+/// A model provider, or a protocol, with a form of its own for the definition of a tool.
+///
+/// | | a definition | schema of the input under |
+/// |---|---|---|
+/// | [`OpenAi`](Self::OpenAi) | `{"type": "function", "function": {"name", "description", ..}}` | `parameters` |
+/// | [`OpenAiResponses`](Self::OpenAiResponses) | `{"type": "function", "name", "description", .., "strict": false}` | `parameters` |
+/// | [`Anthropic`](Self::Anthropic) | `{"name", "description", ..}` | `input_schema` |
+/// | [`Gemini`](Self::Gemini) | `{"name", "description", ..}`: one of `functionDeclarations` | `parametersJsonSchema` |
+/// | [`Mcp`](Self::Mcp) | `{"name", "description", .., "outputSchema", "annotations"}`: an entry of `tools/list` | `inputSchema` |
+///
+/// # Names and descriptions
+///
+/// The name is [`ToolName::provider_safe`](crate::ToolName::provider_safe) everywhere. MCP's names
+/// could be freer; one encoding, which [`PlanHandle::execute`](crate::PlanHandle::execute) takes
+/// back, is simpler than two.
+///
+/// A blank description is left out: Amazon Bedrock, which serves Anthropic's models, refuses an
+/// empty one. Gemini's reference asks for one, so there the name stands in. No description is cut:
+/// `OpenAI` took 1,024 characters until 2025 and takes more now, though some endpoints that speak
+/// its protocol still do not.
+///
+/// # Schemas
+///
+/// Each provider takes a part of JSON Schema, and one tool that it refuses costs the whole request.
+/// Its rules are met by loosening: an advertised schema accepts every input that the tool's own
+/// schema accepts, and the tool's own is the one that a call is checked against. What the root of
+/// a schema may not say is told in the description, in a sentence.
+///
+/// | rule | for | where it comes from |
+/// |---|---|---|
+/// | the root says `"type": "object"` | all | the reference of each; the MCP specification |
+/// | the root has `properties` | all but `Mcp` | `OpenAI`'s "object schema missing properties" |
+/// | the root has no `oneOf`, `anyOf`, `allOf` | all but `Mcp` | the errors of `OpenAI` and Anthropic; the root of Gemini's must be a plain object |
+/// | the root has no `enum`, `not` | `OpenAi`, `OpenAiResponses` | `OpenAI`'s error |
+/// | the root is no `$ref` | all but `Mcp` | follows from its `type` |
+/// | JSON Schema 2020-12, without `$schema` and `$id` | all but `Mcp` | Anthropic's error; Gemini's list of keywords |
+/// | `$defs`, not `definitions` | all but `Mcp` | Gemini's list of keywords |
+/// | the root's property names match `^[a-zA-Z0-9_.-]{1,64}$` | `Anthropic` | Anthropic's error, which looks at the root alone |
+/// | an array says `items` | `OpenAi`, `OpenAiResponses` | `OpenAI`'s "array schema missing items" |
+/// | a `pattern` compiles in Python and does not look around | `OpenAi`, `OpenAiResponses` | `OpenAI`'s "is not a 'regex'", "regex lookaround is not supported" |
+/// | `enum` in place of `const` (texts, numbers) | `Gemini` | Gemini's list of keywords |
+/// | beside `$ref` stand `description` and `default` only | `Gemini` | Gemini's error |
+/// | no boolean among the root's `properties` | `Mcp` | clients of the revisions before 2026-07-28 |
+/// | `strict` is false | `OpenAiResponses` | the guide to function calling: left out, it would turn optional properties into required ones |
+///
+/// So:
+///
+/// - No schema, `true` and `{}` become `{"type": "object", "properties": {}}`. After `false` no
+///   further property is allowed, and the description says that no call succeeds.
+/// - A `$ref` and an `allOf` at the root are merged into it, as far as they can be.
+/// - Of a `oneOf` or `anyOf` at the root the schema keeps what holds whichever branch is taken: the
+///   properties of the branches, and what all of them require. The rest goes into the description.
+/// - A property whose name Anthropic refuses is told under `patternProperties`.
+/// - Older drafts are translated: tuples, `definitions`, `dependencies`, boolean
+///   `exclusiveMinimum`. What a draft passes over (beside a `$ref`, up to draft 7) is left out.
+/// - `Mcp` is given the schema as it is, `$schema` included. An output schema is told only where its
+///   root says `"type": "object"`, because the revisions before 2026-07-28 take no other, and an
+///   entry that is refused costs a client the whole list.
+/// - A schema of more than 64 levels, or one that refers by `$id`, `$anchor` or `$dynamicRef`, is
+///   told as an outline: the names, types and descriptions of the root's properties, and which of
+///   them are required.
+///
+/// # MCP's hints
+///
+/// A hint stands only for what the tool declared: `readOnlyHint` is true for a reader and false for
+/// a writer, `destructiveHint` false for a reader and true for an unsafe writer, `idempotentHint`
+/// true for an idempotent tool. A tool that declares nothing has no annotations.
+///
+/// # Examples
+///
+/// ```
+/// use serde_json::json;
+/// use toolscope::{Provider, ToolRuntime, ToolSpec};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), toolscope::ToolError> {
+/// let version = ToolSpec::new("build/version").description("Tells the version").read_only();
+/// let runtime = ToolRuntime::builder().tool(version.function(|()| Ok("1.2.0"))).build().await?;
+///
+/// let tools = runtime.registry().snapshot().definitions(Provider::Anthropic);
+/// assert_eq!(tools[0]["name"], "build__version");
+/// assert_eq!(tools[0]["description"], "Tells the version");
+/// assert_eq!(tools[0]["input_schema"]["type"], "object");
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Provider {
+    /// `OpenAI`, chat completions, and whatever speaks that protocol.
+    OpenAi,
+    /// `OpenAI`, responses.
+    OpenAiResponses,
+    /// Anthropic, messages.
+    Anthropic,
+    /// Google Gemini, `generateContent`, also on Vertex AI.
+    Gemini,
+    /// The Model Context Protocol, `tools/list`.
+    Mcp,
+}
+
+impl Provider {
+    fn is_openai(self) -> bool {
+        matches!(self, Self::OpenAi | Self::OpenAiResponses)
+    }
+
+    /// What may not stand at the root of an input schema.
+    fn refused_at_root(self) -> &'static [&'static str] {
+        match self {
+            Self::OpenAi | Self::OpenAiResponses => &["allOf", "oneOf", "anyOf", "not", "enum"],
+            Self::Anthropic | Self::Gemini => &["allOf", "oneOf", "anyOf"],
+            Self::Mcp => &[],
+        }
+    }
+}
+
+impl Snapshot {
+    /// The definitions of the registered tools, as an array in a provider's form.
+    ///
+    /// They are sorted by name: the same tools give the same bytes, whatever the order of their
+    /// registration, so that a provider's cache of the prompt holds.
+    ///
+    /// # Examples
+    ///
+    /// See [`Provider`].
+    pub fn definitions(&self, provider: Provider) -> Value {
+        definitions(self.descriptors(), provider)
+    }
+}
+
+/// The definitions of some tools, sorted by name.
+pub(crate) fn definitions<'a>(
+    descriptors: impl Iterator<Item = &'a ToolDescriptor>,
+    provider: Provider,
+) -> Value {
+    let mut descriptors: Vec<_> = descriptors.collect();
+    descriptors.sort_by_key(|descriptor| &descriptor.name);
+    descriptors.into_iter().map(|descriptor| definition(descriptor, provider)).collect()
+}
+
+/// The definition of one tool.
+pub(crate) fn definition(descriptor: &ToolDescriptor, provider: Provider) -> Value {
+    let Advertised { schema, notes } = advertise(descriptor.input_schema.as_ref(), provider);
+    let mut told = Node::new();
+    told.insert("name".into(), descriptor.name.provider_safe().into());
+    if let Some(description) = describe(descriptor, &notes, provider) {
+        told.insert("description".into(), description.into());
+    }
+    let place_of_schema = match provider {
+        Provider::OpenAi | Provider::OpenAiResponses => "parameters",
+        Provider::Anthropic => "input_schema",
+        Provider::Gemini => "parametersJsonSchema",
+        Provider::Mcp => "inputSchema",
+    };
+    told.insert(place_of_schema.into(), schema);
+    match provider {
+        Provider::OpenAi => return json!({ "type": "function", "function": told }),
+        Provider::OpenAiResponses => {
+            told.insert("type".into(), "function".into());
+            told.insert("strict".into(), false.into());
+        }
+        Provider::Anthropic | Provider::Gemini => {}
+        Provider::Mcp => {
+            if let Some(schema) = mcp_output(descriptor.output_schema.as_ref()) {
+                told.insert("outputSchema".into(), schema);
+            }
+            let hints = mcp_hints(descriptor.capability);
+            if !hints.is_empty() {
+                told.insert("annotations".into(), hints.into());
+            }
+        }
+    }
+    told.into()
+}
+
+fn describe(descriptor: &ToolDescriptor, notes: &[String], provider: Provider) -> Option<String> {
+    let own = Some(&descriptor.description).filter(|text| !text.trim().is_empty());
+    match (own, notes) {
+        (None, []) if provider == Provider::Gemini => {
+            Some(format!("The tool `{}`.", descriptor.name))
+        }
+        (None, []) => None,
+        (Some(own), []) => Some(own.clone()),
+        (None, notes) => Some(notes.join(" ")),
+        (Some(own), notes) => Some(format!("{own}\n\n{}", notes.join(" "))),
+    }
+}
+
+/// What is known of a tool, and nothing else: an absent hint has a default that a client knows.
+fn mcp_hints(capability: ToolCapability) -> Node {
+    let ToolCapability { read_only, writes, idempotent, is_unsafe, .. } = capability;
+    let mut hints = Node::new();
+    if read_only || writes {
+        hints.insert("readOnlyHint".into(), read_only.into());
+    }
+    if read_only || (writes && is_unsafe) {
+        hints.insert("destructiveHint".into(), writes.into());
+    }
+    if idempotent {
+        hints.insert("idempotentHint".into(), true.into());
+    }
+    hints
+}
+
+fn mcp_output(schema: Option<&Value>) -> Option<Value> {
+    let schema = schema.filter(|schema| !is_deeper_than(schema, MAX_DEPTH))?;
+    let root = schema.as_object().filter(|root| says_object(root))?;
+    Some(mcp_root(root.clone()).into())
+}
+
+/// MCP takes a schema as it is, but for the root's type.
+fn mcp_root(mut root: Node) -> Node {
+    if !says_object(&root) {
+        keep_references_to_the_root(&mut root);
+        root.insert("type".into(), "object".into());
+    }
+    if let Some(Value::Object(properties)) = root.get_mut("properties") {
+        properties.values_mut().for_each(spell_out);
+    }
+    root
+}
+
+/// A schema as a provider takes it, and what it could not be made to say.
+struct Advertised {
+    schema: Value,
+    notes: Vec<String>,
+}
+
+fn advertise(schema: Option<&Value>, provider: Provider) -> Advertised {
+    let root = match schema {
+        Some(Value::Object(root)) => root,
+        Some(Value::Bool(false)) => {
+            let schema =
+                json!({ "type": "object", "properties": {}, "additionalProperties": false });
+            return Advertised {
+                schema,
+                notes: vec!["No input is valid, so no call succeeds.".into()],
+            };
+        }
+        _ => &Node::new(),
+    };
+    let too_deep = root.values().any(|value| is_deeper_than(value, MAX_DEPTH - 1));
+    if too_deep {
+        return outline(root, provider);
+    }
+    if provider == Provider::Mcp {
+        let mut told = mcp_root(root.clone());
+        if root.is_empty() {
+            told.insert("properties".into(), json!({}));
+        }
+        return Advertised { schema: told.into(), notes: Vec::new() };
+    }
+    let Some(mut told) = modernize(root) else {
+        return outline(root, provider);
+    };
+    let refused = provider.refused_at_root();
+    if !says_object(&told) || refused.iter().chain(["$ref"].iter()).any(|it| told.contains_key(*it))
+    {
+        keep_references_to_the_root(&mut told);
+    }
+    let hidden = settle_root(&mut told, refused);
+    let mut notes = notes_on(&hidden);
+    if provider == Provider::Anthropic {
+        notes.extend(move_odd_properties(&mut told));
+    }
+    let mut schema = Value::Object(told);
+    if provider.is_openai() {
+        let lossy = any_node(&schema, &has_odd_pattern);
+        let fills = !any_node(&schema, &|node| node.contains_key("unevaluatedItems"));
+        each_node(&mut schema, &mut |node| meet_openai(node, lossy, fills));
+    } else if provider == Provider::Gemini {
+        each_node(&mut schema, &mut meet_gemini);
+    }
+    let dangles = |node: &Node| reference(node).is_some_and(|it| resolve(&schema, it).is_none());
+    if any_node(&schema, &dangles) {
+        return outline(root, provider);
+    }
+    Advertised { schema, notes }
+}
+
+/// What stands at the surface of a schema: sound for any schema, and cheap.
+fn outline(root: &Node, provider: Provider) -> Advertised {
+    // Up to draft 7 nothing beside a `$ref` counts.
+    let counts = |node: &Node| reference(node).is_none();
+    let surface = |node: &Node| -> Node {
+        let plain = node.iter().filter(|(keyword, value)| match (keyword.as_str(), value) {
+            ("title" | "description", value) => value.is_string(),
+            ("type", Value::String(_)) => counts(node),
+            ("type" | "required", Value::Array(names)) => {
+                counts(node) && names.iter().all(Value::is_string)
+            }
+            _ => false,
+        });
+        plain.map(|(keyword, value)| (keyword.clone(), value.clone())).collect()
+    };
+    let mut told = surface(root);
+    let named = root.get("properties").filter(|_| counts(root)).and_then(Value::as_object);
+    let named = named.into_iter().flatten();
+    let told_of = named.filter(|(name, _)| provider != Provider::Anthropic || is_plain_name(name));
+    let properties: Node = told_of
+        .map(|(name, schema)| (name.clone(), schema.as_object().map(surface)))
+        .map(|(name, schema)| (name, schema.unwrap_or_default().into()))
+        .collect();
+    told.insert("type".into(), "object".into());
+    told.insert("properties".into(), properties.into());
+    let mut schema = Value::Object(told);
+    if provider.is_openai() {
+        each_node(&mut schema, &mut |node| meet_openai(node, false, true));
+    }
+    let note = "The schema shows no details; the input is checked against all of them.";
+    Advertised { schema, notes: vec![note.into()] }
+}

@@ -1,0 +1,146 @@
+//! How much a plan and a call may use: quotas of calls, and the size of an output. Pure.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde_json::{Map, Value};
+
+use crate::name::ToolName;
+
+/// How many calls a plan, and all plans under it, may make: of all tools, or of one.
+#[derive(Debug)]
+pub(crate) struct Quota {
+    tool: Option<ToolName>,
+    limit: u64,
+    used: AtomicU64,
+}
+
+impl Quota {
+    pub(crate) fn new(tool: Option<ToolName>, limit: u64) -> Arc<Self> {
+        Arc::new(Self { tool, limit, used: AtomicU64::new(0) })
+    }
+
+    fn is_about(&self, tool: &ToolName) -> bool {
+        self.tool.as_ref().is_none_or(|own| own == tool)
+    }
+}
+
+/// Reserves a call in every quota that is about the tool, or in none: then an error says which one
+/// is used up.
+pub(crate) fn reserve(quotas: &[Arc<Quota>], tool: &ToolName) -> Result<(), String> {
+    let reserve = |quota: &Quota| {
+        let more = |used: u64| (used < quota.limit).then_some(used + 1);
+        quota.used.fetch_update(Relaxed, Relaxed, more).is_ok()
+    };
+    for (at, quota) in quotas.iter().enumerate() {
+        if quota.is_about(tool) && !reserve(quota) {
+            give_back(&quotas[..at], tool);
+            let whose = quota.tool.as_ref().map_or("the plan", |_| "the tool in this plan");
+            return Err(format!("the {} calls that {whose} may have are used up", quota.limit));
+        }
+    }
+    Ok(())
+}
+
+/// Gives back what [`reserve`] reserved.
+pub(crate) fn give_back(quotas: &[Arc<Quota>], tool: &ToolName) {
+    for quota in quotas.iter().filter(|quota| quota.is_about(tool)) {
+        quota.used.fetch_sub(1, Relaxed);
+    }
+}
+
+// ===== the size of an output =====
+
+/// The bytes of a value as JSON, counted without being kept.
+pub(crate) fn size_of(value: &Value) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    // A `Value` in memory always serialises.
+    serde_json::to_writer(&mut count, value).map_or(0, |()| count.0)
+}
+
+/// What ends a text that was cut.
+const MARK: &str = " [cut]";
+
+/// Cuts a value to at most so many bytes of JSON, or to the least that its kind has (`0`, `""`,
+/// `[]`, `{}`, `null`).
+///
+/// It keeps its kind and its beginning: the first items, the first fields, the start of a text; the
+/// first of them that does not fit is cut in its turn, and what comes after it goes.
+pub(crate) fn cut(value: Value, most: usize) -> Value {
+    if size_of(&value) <= most {
+        return value;
+    }
+    match value {
+        Value::String(text) => Value::String(cut_text(&text, most.saturating_sub(2))),
+        Value::Array(items) => {
+            let mut kept = Vec::new();
+            let mut left = most.saturating_sub(2);
+            for item in items {
+                let comma = usize::from(!kept.is_empty());
+                let size = size_of(&item) + comma;
+                if size <= left {
+                    left -= size;
+                    kept.push(item);
+                    continue;
+                }
+                let part = cut(item, left.saturating_sub(comma));
+                if !part.is_null() && size_of(&part) + comma <= left {
+                    kept.push(part);
+                }
+                break;
+            }
+            Value::Array(kept)
+        }
+        Value::Object(fields) => {
+            let mut kept = Map::new();
+            let mut left = most.saturating_sub(2);
+            for (key, field) in fields {
+                let around =
+                    size_of(&Value::from(key.as_str())) + 1 + usize::from(!kept.is_empty());
+                let size = size_of(&field) + around;
+                if size <= left {
+                    left -= size;
+                    kept.insert(key, field);
+                    continue;
+                }
+                let part = cut(field, left.saturating_sub(around));
+                if !part.is_null() && size_of(&part) + around <= left {
+                    kept.insert(key, part);
+                }
+                break;
+            }
+            Value::Object(kept)
+        }
+        // A number or a word is whole or not there.
+        Value::Null | Value::Bool(_) | Value::Number(_) => Value::Null,
+    }
+}
+
+/// The start of a text that, written as JSON without its quotes, has at most so many bytes.
+fn cut_text(text: &str, most: usize) -> String {
+    let Some(room) = most.checked_sub(MARK.len()) else {
+        return String::new();
+    };
+    let mut used = 0;
+    let fits = |(at, c): (usize, char)| {
+        let size = match c {
+            '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+            c if c < ' ' => 6,
+            c => c.len_utf8(),
+        };
+        used += size;
+        (used <= room).then_some(at + c.len_utf8())
+    };
+    let end = text.char_indices().map_while(fits).last().unwrap_or(0);
+    format!("{}{MARK}", &text[..end])
+}

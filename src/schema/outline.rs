@@ -1,0 +1,535 @@
+//! What a schema says of itself before it is compiled: where its references lead, how much work it
+//! can ask for, which properties are secret.
+//!
+//! A subschema is *in place* of another when it looks at the same value (`allOf`, `$ref`), and
+//! *below* it when it looks at a part of that value (`properties`, `items`). A validator recurses
+//! through both, so the two together bound its stack:
+//!
+//! 1. The document is nested at most [`MOST_NESTED`] deep.
+//! 2. No chain of subschemas in place is longer than [`LONGEST_CHAIN`], and none is endless.
+//! 3. A value that references may follow is nested at most so deep that chain times depth stays
+//!    within [`MOST_FRAMES`]: in a debug build that is less than the 2 MiB that a thread of Tokio has.
+//!
+//! The same value may be looked at once for each way through the subschemas in place, and four times
+//! as often for each `unevaluatedProperties` on that way, so the ways are counted too.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Map, Value};
+
+use super::words::is_near;
+
+/// How deep the document of a schema may be nested.
+pub(super) const MOST_NESTED: usize = 80;
+/// How many subschemas in place of one another a chain may have.
+const LONGEST_CHAIN: usize = 60;
+/// How often subschemas in place of one may look at one value.
+const MOST_LOOKS: usize = 20_000;
+/// How many `contains` with `unevaluatedItems` may stand below one another: each doubles the work.
+const MOST_DOUBLED: usize = 10;
+/// How deep a value may be nested where references follow it down, whatever the chain.
+const DEEPEST: usize = 128;
+/// How many subschemas may be waiting on the stack.
+const MOST_FRAMES: usize = 600;
+
+const IN_PLACE: [&str; 4] = ["not", "if", "then", "else"];
+const IN_PLACE_LISTS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
+const IN_PLACE_MAPS: [&str; 2] = ["dependentSchemas", "dependencies"];
+const REFERENCES: [&str; 3] = ["$ref", "$dynamicRef", "$recursiveRef"];
+const BELOW: [&str; 7] = [
+    "additionalProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "items",
+    "additionalItems",
+    "unevaluatedItems",
+    "contains",
+];
+/// What these hold is data, whatever it looks like.
+const DATA: [&str; 4] = ["const", "enum", "default", "examples"];
+
+/// Why a schema is not taken.
+#[derive(Debug)]
+pub(super) struct Refused {
+    /// A JSON pointer into the document.
+    pub(super) place: String,
+    pub(super) problem: String,
+}
+
+/// True when arrays and objects are nested more than `most` deep.
+pub(super) fn is_deeper_than(value: &Value, most: usize) -> bool {
+    match value {
+        Value::Array(items) => most == 0 || items.iter().any(|item| is_deeper_than(item, most - 1)),
+        Value::Object(members) => {
+            most == 0 || members.values().any(|member| is_deeper_than(member, most - 1))
+        }
+        _ => false,
+    }
+}
+
+/// The place of one part of a document, as a JSON pointer.
+pub(super) fn place_of(document: &Value, part: &Value) -> String {
+    fn search(value: &Value, part: &Value, place: &mut String) -> bool {
+        if std::ptr::eq(value, part) {
+            return true;
+        }
+        let length = place.len();
+        let mut enter = |key: &str, child: &Value| {
+            place.push('/');
+            place.push_str(&key.replace('~', "~0").replace('/', "~1"));
+            let found = search(child, part, place);
+            if !found {
+                place.truncate(length);
+            }
+            found
+        };
+        match value {
+            Value::Array(items) => {
+                items.iter().zip(0..).any(|(item, index)| enter(&i64::to_string(&index), item))
+            }
+            Value::Object(members) => members.iter().any(|(key, member)| enter(key, member)),
+            _ => false,
+        }
+    }
+    let mut place = String::new();
+    search(document, part, &mut place);
+    place
+}
+
+/// A document nested at most [`MOST_NESTED`] deep, with what its references can lead to.
+pub(super) struct Outline<'a> {
+    document: &'a Value,
+    /// The objects that are not data, the document first.
+    objects: Vec<&'a Value>,
+    /// The parts with an `$id` of their own.
+    resources: Vec<(&'a str, &'a Value)>,
+    anchors: Vec<(&'a str, &'a Value)>,
+    /// The resource that an object belongs to, where that is not the document.
+    homes: HashMap<*const Value, &'a Value>,
+    /// Objects that no more `contains` with `unevaluatedItems` may stand in.
+    doubled: Option<&'a Value>,
+}
+
+impl<'a> Outline<'a> {
+    pub(super) fn new(document: &'a Value) -> Self {
+        let mut outline = Self {
+            document,
+            objects: Vec::new(),
+            resources: Vec::new(),
+            anchors: Vec::new(),
+            homes: HashMap::new(),
+            doubled: None,
+        };
+        outline.enter(document, document, 0);
+        outline
+    }
+
+    fn enter(&mut self, value: &'a Value, home: &'a Value, doubled: usize) {
+        let members = match value {
+            Value::Array(items) => {
+                for item in items {
+                    self.enter(item, home, doubled);
+                }
+                return;
+            }
+            Value::Object(members) => members,
+            _ => return,
+        };
+        let mut home = home;
+        for id in ["$id", "id"].iter().filter_map(|key| members.get(*key)?.as_str()) {
+            if let Some(anchor) = id.strip_prefix('#') {
+                self.anchors.push((anchor, value));
+            } else {
+                self.resources.push((id.trim_end_matches('#'), value));
+                home = value;
+            }
+        }
+        for key in ["$anchor", "$dynamicAnchor"] {
+            if let Some(anchor) = members.get(key).and_then(Value::as_str) {
+                self.anchors.push((anchor, value));
+            }
+        }
+        if !std::ptr::eq(home, self.document) {
+            self.homes.insert(value, home);
+        }
+        let both = members.contains_key("contains") && members.contains_key("unevaluatedItems");
+        let doubled = doubled + usize::from(both);
+        if doubled > MOST_DOUBLED {
+            self.doubled = Some(value);
+        }
+        self.objects.push(value);
+        for (key, member) in members {
+            if !DATA.contains(&key.as_str()) {
+                self.enter(member, home, doubled);
+            }
+        }
+    }
+
+    /// What a reference in an object can lead to: more than it does where names are not unique.
+    fn targets(&self, from: &'a Value, keyword: &str, reference: &str) -> Vec<&'a Value> {
+        let (base, fragment) = reference.split_once('#').unwrap_or((reference, ""));
+        let home = self.homes.get(&std::ptr::from_ref(from)).copied().unwrap_or(self.document);
+        let resources: Vec<&Value> = if base.is_empty() {
+            vec![home]
+        } else {
+            let name = base.rsplit('/').next().unwrap_or(base);
+            let named = self.resources.iter().filter(|(id, _)| *id == base || id.ends_with(name));
+            named.map(|(_, resource)| *resource).collect()
+        };
+        let fragment = unescaped(fragment);
+        if !fragment.is_empty() && !fragment.starts_with('/') {
+            let named = self.anchors.iter().filter(|(anchor, _)| *anchor == fragment);
+            return named.map(|(_, object)| *object).collect();
+        }
+        let mut targets: Vec<&Value> =
+            resources.iter().filter_map(|resource| resource.pointer(&fragment)).collect();
+        if keyword == "$recursiveRef" {
+            let anchored = |object: &&&Value| object["$recursiveAnchor"] == true;
+            targets.extend(self.objects.iter().filter(anchored));
+        }
+        targets
+    }
+
+    /// The subschemas in place of one.
+    fn in_place(&self, object: &'a Value) -> Vec<&'a Value> {
+        let Value::Object(members) = object else { return Vec::new() };
+        let mut found: Vec<&Value> = Vec::new();
+        found.extend(IN_PLACE.iter().filter_map(|key| members.get(*key)));
+        for key in IN_PLACE_LISTS {
+            found.extend(members.get(key).and_then(Value::as_array).into_iter().flatten());
+        }
+        for key in IN_PLACE_MAPS {
+            let map = members.get(key).and_then(Value::as_object);
+            found.extend(map.into_iter().flat_map(Map::values));
+        }
+        for (key, reference) in references(members) {
+            found.extend(self.targets(object, key, reference));
+        }
+        found.retain(|subschema| subschema.is_object());
+        found
+    }
+
+    /// The subschemas below one that hold for any part of the value.
+    fn below(object: &'a Value) -> Vec<&'a Value> {
+        let Value::Object(members) = object else { return Vec::new() };
+        let mut found: Vec<&Value> = Vec::new();
+        for part in BELOW.iter().filter_map(|key| members.get(*key)) {
+            match part {
+                Value::Array(items) => found.extend(items),
+                part => found.push(part),
+            }
+        }
+        found.extend(members.get("prefixItems").and_then(Value::as_array).into_iter().flatten());
+        let patterns = members.get("patternProperties").and_then(Value::as_object);
+        found.extend(patterns.into_iter().flat_map(Map::values));
+        found.retain(|subschema| subschema.is_object());
+        found
+    }
+
+    /// Checks that a validator of the document stays within its bounds. Gives how deep a value may
+    /// be nested, where that matters.
+    pub(super) fn deepest(&self) -> Result<Option<usize>, Refused> {
+        let refuse = |part: &Value, problem: &str| {
+            let place = place_of(self.document, part);
+            Err(Refused { place, problem: problem.to_owned() })
+        };
+        if let Some(part) = self.doubled {
+            return refuse(part, "too many `contains` with `unevaluatedItems` in one another");
+        }
+        let mut chains = Chains { outline: self, known: HashMap::new() };
+        let mut longest = 1;
+        for object in &self.objects {
+            let chain = match chains.of(object, 0) {
+                Ok(chain) => chain,
+                Err(problem) => return refuse(object, problem),
+            };
+            if chain.looks > MOST_LOOKS {
+                return refuse(
+                    object,
+                    "its `$ref`s, `allOf`s and the like lead to the same value in too many ways",
+                );
+            }
+            longest = longest.max(chain.length);
+        }
+        let follows = self.objects.iter().filter_map(|object| object.as_object()).any(|members| {
+            references(members).next().is_some() || members.get("uniqueItems") == Some(&true.into())
+        });
+        Ok(follows.then(|| DEEPEST.min(MOST_FRAMES / longest)))
+    }
+
+    /// The properties that a subschema and those in place of it name.
+    pub(super) fn properties(&self, object: &'a Value) -> Vec<&'a str> {
+        let mut names: Vec<&str> = Vec::new();
+        for object in self.with_in_place(object) {
+            let properties = object["properties"].as_object();
+            for name in properties.into_iter().flat_map(Map::keys) {
+                if !names.contains(&name.as_str()) && names.len() < 200 {
+                    names.push(name);
+                }
+            }
+        }
+        names
+    }
+
+    /// The patterns of names that a subschema and those in place of it allow.
+    pub(super) fn patterns(&self, object: &'a Value) -> Vec<&'a str> {
+        let objects = self.with_in_place(object);
+        let patterns = objects.iter().filter_map(|object| object["patternProperties"].as_object());
+        patterns.flat_map(Map::keys).map(String::as_str).collect()
+    }
+
+    fn with_in_place(&self, object: &'a Value) -> Vec<&'a Value> {
+        let mut found = vec![object];
+        let mut next = 0;
+        while let Some(object) = found.get(next).copied() {
+            for other in self.in_place(object) {
+                if found.len() < 200 && !found.iter().any(|known| std::ptr::eq(*known, other)) {
+                    found.push(other);
+                }
+            }
+            next += 1;
+        }
+        found
+    }
+
+    /// The references whose text says something.
+    pub(super) fn place_of_reference(&self, says: impl Fn(&str) -> bool) -> Option<String> {
+        let object = self.objects.iter().find_map(|object| {
+            let (key, _) = references(object.as_object()?).find(|(_, text)| says(text))?;
+            Some((object, key))
+        });
+        object.map(|(object, key)| format!("{}/{key}", place_of(self.document, object)))
+    }
+
+    /// What must not be shown.
+    pub(super) fn secrets(&self) -> Secrets<'a> {
+        let mut secrets = Secrets::none();
+        if !self.objects.iter().any(|object| says_secret(object)) {
+            return secrets;
+        }
+        secrets.all = self.is_secret(self.document);
+        for object in &self.objects {
+            let properties = object["properties"].as_object();
+            for (name, subschema) in properties.into_iter().flatten() {
+                secrets.declared.insert(name);
+                if self.is_secret(subschema) {
+                    secrets.names.insert(name);
+                }
+            }
+        }
+        secrets
+    }
+
+    /// A subschema, one in place of it or one below it that no property of its own leads to says
+    /// that its value is secret.
+    fn is_secret(&self, subschema: &'a Value) -> bool {
+        let mut seen: HashSet<*const Value> = HashSet::new();
+        let mut found = vec![subschema];
+        while let Some(object) = found.pop() {
+            if says_secret(object) {
+                return true;
+            }
+            if seen.insert(object) {
+                found.extend(self.in_place(object));
+                found.extend(Self::below(object));
+            }
+        }
+        false
+    }
+
+    /// True when a walk for the first fault may have to take several ways.
+    pub(super) fn branches(&self) -> bool {
+        self.objects.iter().filter_map(|object| object.as_object()).any(|members| {
+            ["anyOf", "oneOf"].iter().any(|key| members.contains_key(*key))
+                || references(members).next().is_some()
+        })
+    }
+
+    /// True when telling all that is wrong with a value costs more than `most`: a walk for faults
+    /// takes every way through the subschemas, and copies what stands under `anyOf` and `oneOf`.
+    pub(super) fn costs_more_than(&self, most: usize, value: &Value) -> bool {
+        let mut walk = Walk { outline: self, left: most };
+        walk.pay(self.document, value, false).is_none()
+    }
+}
+
+fn says_secret(subschema: &Value) -> bool {
+    let format = subschema["format"].as_str().unwrap_or_default();
+    subschema["writeOnly"] == true || format.eq_ignore_ascii_case("password")
+}
+
+/// The references of a subschema, with the keyword of each.
+fn references(members: &Map<String, Value>) -> impl Iterator<Item = (&'static str, &str)> {
+    REFERENCES.iter().filter_map(|key| Some((*key, members.get(*key)?.as_str()?)))
+}
+
+/// A fragment of a URI without its percent signs.
+fn unescaped(fragment: &str) -> String {
+    let mut bytes = Vec::with_capacity(fragment.len());
+    let mut rest = fragment.as_bytes();
+    while let Some((byte, after)) = rest.split_first() {
+        let digits = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        if let (b'%', Some(escaped)) = (byte, escaped) {
+            bytes.push(escaped);
+            rest = &after[2..];
+        } else {
+            bytes.push(*byte);
+            rest = after;
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The subschemas in place of one.
+#[derive(Clone, Copy)]
+struct Chain {
+    /// How many follow one another at most, the one included.
+    length: usize,
+    /// How often they look at one value.
+    looks: usize,
+}
+
+struct Chains<'a> {
+    outline: &'a Outline<'a>,
+    /// `None` while it is being followed.
+    known: HashMap<*const Value, Option<Chain>>,
+}
+
+impl<'a> Chains<'a> {
+    fn of(&mut self, object: &'a Value, before: usize) -> Result<Chain, &'static str> {
+        match self.known.get(&std::ptr::from_ref(object)) {
+            Some(Some(chain)) => return Ok(*chain),
+            Some(None) => return Err("its references lead back to itself, to the same value"),
+            None if before >= LONGEST_CHAIN => {
+                return Err("its `$ref`s, `allOf`s and the like lead on to one another too often");
+            }
+            None => {}
+        }
+        self.known.insert(object, None);
+        let mut chain = Chain { length: 1, looks: 1 };
+        for other in self.outline.in_place(object) {
+            let other = self.of(other, before + 1)?;
+            chain.length = chain.length.max(other.length + 1);
+            chain.looks = chain.looks.saturating_add(other.looks);
+        }
+        if chain.length > LONGEST_CHAIN {
+            return Err("its `$ref`s, `allOf`s and the like lead on to one another too often");
+        }
+        let unevaluated = ["unevaluatedProperties", "unevaluatedItems"];
+        if unevaluated.iter().any(|key| object.get(key).is_some()) {
+            chain.looks = chain.looks.saturating_mul(4);
+        }
+        self.known.insert(object, Some(chain));
+        Ok(chain)
+    }
+}
+
+/// A walk that only counts what a walk for faults would do.
+struct Walk<'a> {
+    outline: &'a Outline<'a>,
+    left: usize,
+}
+
+impl<'a> Walk<'a> {
+    /// `None` when there was not enough left.
+    fn pay(&mut self, object: &'a Value, value: &Value, copied: bool) -> Option<()> {
+        let Value::Object(members) = object else { return Some(()) };
+        let size = if copied { self.size_of(value)? } else { 0 };
+        self.left = self.left.checked_sub(members.len().max(1) * (1 + size))?;
+
+        let branches = ["anyOf", "oneOf"].iter().any(|key| members.contains_key(*key));
+        for other in self.outline.in_place(object) {
+            self.pay(other, value, copied || branches)?;
+        }
+        match value {
+            Value::Array(items) => {
+                for item in items {
+                    self.left = self.left.checked_sub(1)?;
+                    for below in Outline::below(object) {
+                        self.pay(below, item, copied)?;
+                    }
+                }
+            }
+            Value::Object(parts) => {
+                let properties = members.get("properties").and_then(Value::as_object);
+                for (name, part) in parts {
+                    self.left = self.left.checked_sub(1)?;
+                    if let Some(below) = properties.and_then(|properties| properties.get(name)) {
+                        self.pay(below, part, copied)?;
+                    }
+                    for below in Outline::below(object) {
+                        self.pay(below, part, copied)?;
+                    }
+                }
+            }
+            _ => {}
+        }
+        Some(())
+    }
+
+    /// How much a copy of a value takes, counting at most what is left.
+    fn size_of(&self, value: &Value) -> Option<usize> {
+        fn take(value: &Value, left: &mut usize) -> Option<()> {
+            *left = left.checked_sub(1)?;
+            match value {
+                Value::String(text) => *left = left.checked_sub(text.len() / 64)?,
+                Value::Array(items) => {
+                    for item in items {
+                        take(item, left)?;
+                    }
+                }
+                Value::Object(members) => {
+                    for member in members.values() {
+                        take(member, left)?;
+                    }
+                }
+                _ => {}
+            }
+            Some(())
+        }
+        let mut left = self.left;
+        take(value, &mut left)?;
+        Some(self.left - left)
+    }
+}
+
+/// What of a value must not be shown.
+pub(super) struct Secrets<'a> {
+    /// Nothing may be shown.
+    all: bool,
+    /// The properties whose value is secret, wherever they stand.
+    names: HashSet<&'a str>,
+    /// The properties that the document names.
+    declared: HashSet<&'a str>,
+}
+
+impl Secrets<'_> {
+    pub(super) fn none() -> Self {
+        Self { all: false, names: HashSet::new(), declared: HashSet::new() }
+    }
+
+    /// A place in a value, and whether what stands there is secret. Below a secret the names that
+    /// are not the schema's own are hidden.
+    pub(super) fn cover(&self, place: &str) -> (String, bool) {
+        let mut secret = self.all;
+        let mut shown = String::new();
+        for segment in place.split('/').skip(1) {
+            let name = segment.replace("~1", "/").replace("~0", "~");
+            let known = self.declared.contains(name.as_str()) || name.parse::<u64>().is_ok();
+            shown.push('/');
+            shown.push_str(if secret && !known { "(hidden)" } else { segment });
+            secret |= self.is_like_a_secret(&name);
+        }
+        (shown, secret)
+    }
+
+    /// A name that a secret one was misspelt as counts as one.
+    fn is_like_a_secret(&self, name: &str) -> bool {
+        let name = name.to_lowercase();
+        self.names.iter().any(|secret| {
+            let secret = secret.to_lowercase();
+            name == secret || (secret.len() >= 5 && is_near(&name, &secret))
+        })
+    }
+}

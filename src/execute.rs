@@ -253,13 +253,15 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
     let mut interrupts = Interrupts::of(call, tool, record);
 
     // The layers, on the way in: what they change, and what they answer, goes by all that follows.
-    let mut layered = Layered::default();
-    if let (false, Ok(input)) = (scope.core.layers.is_empty(), call.input) {
-        Box::pin(layered.enter(call, tool, input, &interrupts)).await?;
-    }
+    let mut layered = match call.input {
+        Ok(input) if !scope.core.layers.is_empty() => {
+            Some(Box::pin(Layered::enter(call, tool, input, &interrupts)).await?)
+        }
+        _ => None,
+    };
     let mut granted = None;
     let approved = loop {
-        let input = layered.input.as_ref().map_or(call.input, Ok);
+        let input = call.input.map(|input| Layered::input(&layered).unwrap_or(input));
 
         // 3 gate
         let admitted = gate(scope, tool)?;
@@ -275,7 +277,7 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
 
         // 4 check input
         let checked = check_input(tool, input)?;
-        if layered.answer.is_some() {
+        if layered.as_ref().is_some_and(|layered| layered.answer.is_some()) {
             break None;
         }
 
@@ -284,13 +286,19 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
         match approved(&asker, &admitted, checked, granted, &mut interrupts).await? {
             Asked::Approved(approved) => break Some(approved),
             Asked::Changed(input, fingerprint) => {
-                (layered.input, granted) = (Some(input), Some(fingerprint));
+                layered.get_or_insert_default().input = Some(input);
+                granted = Some(fingerprint);
                 record.input_changed = true;
             }
             Asked::Denied(reason) => return Err(denied(tool, reason).into()),
         }
     };
-    let input = layered.input.as_ref().map_or(call.input, Ok).unwrap_or(&Value::Null);
+    if approved.is_none() {
+        record.reached = true;
+        record.given = layered.as_mut().and_then(|layered| layered.answer.take()).map(Ok);
+    }
+    let input = call.input.map(|input| Layered::input(&layered).unwrap_or(input));
+    let input = input.unwrap_or(&Value::Null);
 
     // 6 permit
     // 7 checkpoint: comes with the checkpointer; until then the gate refuses what would need one.
@@ -298,13 +306,10 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
     // 9 execute
     if let Some(approved) = approved {
         reach(call, tool, input, &approved, &mut interrupts, record).await?;
-    } else {
-        record.reached = true;
-        record.given = layered.answer.take().map(Ok);
     }
 
     // The layers, on the way out.
-    if layered.passed > 0 {
+    if let Some(layered) = &layered {
         Box::pin(layered.leave(call, tool, input, &interrupts, &mut record.given)).await?;
     }
     let output = match &mut record.given {
@@ -400,13 +405,17 @@ struct Layered {
 }
 
 impl Layered {
+    /// The input in the place of the caller's, where there is one.
+    fn input(layered: &Option<Box<Self>>) -> Option<&Value> {
+        layered.as_ref()?.input.as_ref()
+    }
+
     async fn enter(
-        &mut self,
         call: &Call<'_>,
         tool: &ToolEntry,
         input: &Value,
         interrupts: &Interrupts<'_>,
-    ) -> Result<(), Stop> {
+    ) -> Result<Box<Self>, Stop> {
         let facts = facts(call, tool, input, interrupts.call);
         let entered = tokio::select! {
             biased;
@@ -418,8 +427,7 @@ impl Layered {
             ToolRuntimeError::AccessDenied { tool, reason }
         })?;
         let Entered { passed, input, answer } = entered;
-        *self = Self { input, answer, passed };
-        Ok(())
+        Ok(Box::new(Self { input, answer, passed }))
     }
 
     async fn leave(
@@ -430,6 +438,9 @@ impl Layered {
         interrupts: &Interrupts<'_>,
         given: &mut Given,
     ) -> Result<(), Stop> {
+        if self.passed == 0 {
+            return Ok(());
+        }
         let Some(taken) = given.take() else {
             return Ok(());
         };
@@ -950,8 +961,6 @@ struct CallRecord<'a> {
     parent: u64,
     name: &'a str,
     began: Instant,
-    /// Since the first call of the plan.
-    after: Duration,
     tool: Option<u32>,
     /// The slot and generation of a managed instance.
     instance: Option<(SlotId, u32)>,
@@ -973,13 +982,13 @@ struct CallRecord<'a> {
 impl<'a> CallRecord<'a> {
     fn begin(call: &Call<'a>, number: u64) -> Self {
         let began = Instant::now();
+        call.scope.clock(began);
         Self {
             scope: call.scope,
             call: number,
             parent: call.above.as_ref().map_or(0, |frame| frame.call),
             name: call.name,
             began,
-            after: call.scope.since_clock(began),
             tool: None,
             instance: None,
             reached: false,
@@ -1054,13 +1063,13 @@ impl<'a> CallRecord<'a> {
         let record = Record {
             call: self.call,
             parent: self.parent,
-            after: nanoseconds(self.after),
+            began: self.began,
             took: nanoseconds(took),
             tool: self.tool.unwrap_or(NO_TOOL),
             outcome,
             cancelled: self.cancelled,
             output_valid: self.output_valid,
-            size: self.size,
+            size: u32::try_from(self.size).unwrap_or(u32::MAX),
             text,
         };
         let settings = scope.settings();
@@ -1083,7 +1092,7 @@ impl<'a> CallRecord<'a> {
 
     #[cold]
     fn trace(&self, record: &Record) -> ToolExecutionTrace {
-        record.read(self.scope.id, self.scope.clock_began(), &self.scope.tools)
+        record.read(self.scope.id, self.scope.clock(self.began), &self.scope.tools)
     }
 
     #[cold]
@@ -1147,7 +1156,7 @@ fn cut_error(text: &mut String) {
 
 /// 584 years of them fit.
 fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+    time.as_secs().saturating_mul(1_000_000_000).saturating_add(time.subsec_nanos().into())
 }
 
 fn kind_of(value: &Value) -> &'static str {

@@ -1,9 +1,10 @@
 //! How much a plan and a call may use: quotas of calls, and the size of an output. Pure.
 
+use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 
 use crate::name::ToolName;
 
@@ -51,21 +52,49 @@ pub(crate) fn give_back(quotas: &[Arc<Quota>], tool: &ToolName) {
 
 // ===== the size of an output =====
 
-/// The bytes of a value as JSON, counted without being kept.
+/// The bytes of a value as JSON, counted without being written: every call pays for this.
 pub(crate) fn size_of(value: &Value) -> usize {
-    struct Count(usize);
-    impl std::io::Write for Count {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0 += bytes.len();
-            Ok(bytes.len())
+    let between = |members: usize| 2 + members.saturating_sub(1);
+    match value {
+        Value::Null | Value::Bool(true) => 4,
+        Value::Bool(false) => 5,
+        Value::Number(number) => match number.as_u64() {
+            Some(number) => number.checked_ilog10().unwrap_or(0) as usize + 1,
+            None => size_of_number(number),
+        },
+        Value::String(text) => size_of_text(text),
+        Value::Array(items) => between(items.len()) + items.iter().map(size_of).sum::<usize>(),
+        Value::Object(fields) => {
+            let field = |(key, value): (&String, &Value)| size_of_text(key) + 1 + size_of(value);
+            between(fields.len()) + fields.iter().map(field).sum::<usize>()
         }
-        fn flush(&mut self) -> std::io::Result<()> {
+    }
+}
+
+fn size_of_number(number: &Number) -> usize {
+    struct Count(usize);
+    impl Write for Count {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            self.0 += text.len();
             Ok(())
         }
     }
     let mut count = Count(0);
-    // A `Value` in memory always serialises.
-    serde_json::to_writer(&mut count, value).map_or(0, |()| count.0)
+    // Counting does not fail.
+    count.write_fmt(format_args!("{number}")).unwrap_or_default();
+    count.0
+}
+
+fn size_of_text(text: &str) -> usize {
+    2 + text.bytes().map(size_of_byte).sum::<usize>()
+}
+
+fn size_of_byte(byte: u8) -> usize {
+    match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 8 | 12 => 2,
+        0..=31 => 6,
+        _ => 1,
+    }
 }
 
 /// What ends a text that was cut.
@@ -133,12 +162,7 @@ fn cut_text(text: &str, most: usize) -> String {
     };
     let mut used = 0;
     let fits = |(at, c): (usize, char)| {
-        let size = match c {
-            '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
-            c if c < ' ' => 6,
-            c => c.len_utf8(),
-        };
-        used += size;
+        used += text[at..at + c.len_utf8()].bytes().map(size_of_byte).sum::<usize>();
         (used <= room).then_some(at + c.len_utf8())
     };
     let end = text.char_indices().map_while(fits).last().unwrap_or(0);

@@ -16,7 +16,7 @@
 
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -34,7 +34,7 @@ use crate::runtime::Core;
 use crate::slot::{Key, Refused, Retired, SlotId, SlotTable, Why};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::trace::{DeactivationOutcome, DeactivationRecord, PlanLog, ToolExecutionTrace};
+use crate::trace::{Clock, DeactivationOutcome, DeactivationRecord, PlanLog, ToolExecutionTrace};
 
 /// The least time that each step of a plan's end gets, whatever is left of the budget.
 pub(crate) const LEAST_STEP: Duration = Duration::from_millis(250);
@@ -49,7 +49,7 @@ pub(crate) struct PlanScope {
     pub(crate) gate: Gate,
     pub(crate) log: Mutex<PlanLog>,
     /// The same moment on both clocks, read at the first call.
-    clock: OnceLock<(Instant, SystemTime)>,
+    clock: OnceLock<Clock>,
     pub(crate) parent: Option<Arc<PlanScope>>,
     /// Plans above this one.
     pub(crate) depth: u32,
@@ -610,10 +610,9 @@ impl PlanScope {
 
     // ===== what is told =====
 
-    /// How long after the plan's clock began that moment, which is now, is. The first call begins it.
-    pub(crate) fn since_clock(&self, now: Instant) -> Duration {
-        let (began, _) = self.clock.get_or_init(|| (now, SystemTime::now()));
-        now.saturating_duration_since(*began)
+    /// The plan's clock. The first call begins it.
+    pub(crate) fn clock(&self, now: Instant) -> Clock {
+        *self.clock.get_or_init(|| Clock::begun(now))
     }
 
     /// Whether this is the runtime's scope of what outlives one plan.
@@ -622,12 +621,8 @@ impl PlanScope {
     }
 
     pub(crate) fn traces(&self) -> Vec<ToolExecutionTrace> {
-        lock(&self.log).traces(self.id, self.clock_began(), &self.tools)
-    }
-
-    /// When the plan's clock began. Without a call there is no clock, and no trace that needs one.
-    pub(crate) fn clock_began(&self) -> SystemTime {
-        self.clock.get().map_or(SystemTime::UNIX_EPOCH, |(_, began)| *began)
+        let clock = self.clock(Instant::now());
+        lock(&self.log).traces(self.id, clock, &self.tools)
     }
 
     pub(crate) fn open_instances(&self) -> u64 {

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use tokio::sync::broadcast::Sender;
+use tokio::time::Instant;
 use tracing::Span;
 
 use crate::approval::Remembered;
@@ -96,17 +97,34 @@ fn iso_8601(time: SystemTime) -> String {
         .map_or_else(|_| "out of range".to_owned(), |time| time.to_string())
 }
 
+/// The same moment on both clocks: a plan reads the one that has a date once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    began: Instant,
+    date: SystemTime,
+}
+
+impl Clock {
+    pub(crate) fn begun(now: Instant) -> Self {
+        Self { began: now, date: SystemTime::now() }
+    }
+
+    fn time_of(self, moment: Instant) -> SystemTime {
+        self.date + moment.saturating_duration_since(self.began)
+    }
+}
+
 /// A trace as it is kept: small, without an allocation of its own where the call had success.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) call: u64,
     /// 0 for none.
     pub(crate) parent: u64,
-    /// Nanoseconds since the plan began.
-    pub(crate) after: u64,
+    pub(crate) began: Instant,
     /// Nanoseconds.
     pub(crate) took: u64,
-    pub(crate) size: usize,
+    /// Bytes; 4 GiB stand for all that is more.
+    pub(crate) size: u32,
     pub(crate) text: Option<Box<RecordText>>,
     /// [`NO_TOOL`] where there is none of that name.
     pub(crate) tool: u32,
@@ -120,7 +138,7 @@ impl Record {
     pub(crate) fn read(
         &self,
         plan_id: PlanId,
-        began: SystemTime,
+        clock: Clock,
         tools: &Pinned,
     ) -> ToolExecutionTrace {
         let named = tools.by_id(self.tool).map(|tool| tool.descriptor.name.to_string());
@@ -130,10 +148,10 @@ impl Record {
             call_id: self.call,
             parent_call_id: (self.parent != 0).then_some(self.parent),
             tool: named.or_else(|| text.map(|text| text.name.clone())).unwrap_or_default(),
-            started: began + Duration::from_nanos(self.after),
+            started: clock.time_of(self.began),
             duration: Duration::from_nanos(self.took),
             outcome: self.outcome,
-            result_size_bytes: self.size,
+            result_size_bytes: self.size as usize,
             cancelled: self.cancelled,
             output_valid: self.output_valid,
             error: text.map(|text| text.error.clone()),
@@ -294,10 +312,10 @@ impl PlanLog {
     pub(crate) fn traces(
         &self,
         plan_id: PlanId,
-        began: SystemTime,
+        clock: Clock,
         tools: &Pinned,
     ) -> Vec<ToolExecutionTrace> {
-        self.records.iter().map(|record| record.read(plan_id, began, tools)).collect()
+        self.records.iter().map(|record| record.read(plan_id, clock, tools)).collect()
     }
 }
 

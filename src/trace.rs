@@ -135,12 +135,7 @@ pub(crate) struct Record {
 
 impl Record {
     /// The trace, to be read.
-    pub(crate) fn read(
-        &self,
-        plan_id: PlanId,
-        clock: Clock,
-        tools: &Pinned,
-    ) -> ToolExecutionTrace {
+    pub(crate) fn read(&self, plan_id: PlanId, clock: Clock, tools: &Pinned) -> ToolExecutionTrace {
         let named = tools.by_id(self.tool).map(|tool| tool.descriptor.name.to_string());
         let text = self.text.as_deref();
         ToolExecutionTrace {

@@ -59,4 +59,4 @@ for expected in examples/expected/*.txt; do
     failed=$((failed | before))
 done
 echo "examples: $ok of $total ok"
-[ "$ok" -eq 3 ] && [ "$failed" -eq 0 ]
+[ "$ok" -eq 4 ] && [ "$failed" -eq 0 ]

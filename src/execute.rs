@@ -29,7 +29,7 @@ use crate::layer::{Entered, LayerCall};
 use crate::lease::Lease;
 use crate::limit::{cut, give_back, reserve, size_of};
 use crate::obligation::{Active, Held};
-use crate::options::OutputCheck;
+use crate::options::{OutputCheck, PlanSettings};
 use crate::policy::{Admitted, admit};
 use crate::registry::ToolEntry;
 use crate::schema::{Schema, SchemaValidationError};
@@ -159,6 +159,18 @@ pub(crate) struct Call<'a> {
     pub(crate) above: Option<Arc<Frame>>,
 }
 
+impl<'a> Call<'a> {
+    /// A call that no other call makes.
+    pub(crate) fn new(
+        scope: &'a Arc<PlanScope>,
+        name: &'a str,
+        input: Result<&'a Value, &'a str>,
+        options: CallOptions,
+    ) -> Self {
+        Self { scope, name, input, options, above: None }
+    }
+}
+
 /// Executes a tool: the one way.
 pub(crate) async fn call(call: &Call<'_>) -> Result<ToolResult, CallError> {
     // 1 open
@@ -166,7 +178,7 @@ pub(crate) async fn call(call: &Call<'_>) -> Result<ToolResult, CallError> {
         return Err(call.scope.ended_error());
     };
     let mut record = CallRecord::begin(call, lease.call());
-    let span = record.span.clone();
+    let span = record.span.as_deref().cloned();
     let ended = {
         let rooms = pin!(rooms(call, &mut record));
         match span {
@@ -187,7 +199,11 @@ pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), C
         let admitted = gate(scope, tool)?;
         let mut interrupts = Interrupts::none(scope, number);
         let asker = Asker { scope, tool, call: number, above: None };
-        match approved(&asker, &admitted, &Value::Null, None, &mut interrupts).await? {
+        let asked = match admitted.needs_approval {
+            None => Asked::Approved(unasked()),
+            Some(reason) => ask(&asker, reason, &Value::Null, None, &mut interrupts).await?,
+        };
+        match asked {
             Asked::Approved(approved) => by_hand(scope, tool, approved).await,
             Asked::Changed(..) | Asked::Denied(_) => {
                 let reason = "to activate a tool by hand there is no input to change".to_owned();
@@ -247,7 +263,10 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
     }
 
     // 2 resolve
-    let tool = scope.resolve(call.name)?;
+    let tool = match scope.tools.latest().find(call.name) {
+        Some(tool) => tool,
+        None => scope.resolve(call.name)?,
+    };
     record.tool = Some(tool.id);
     let settings = scope.settings();
     let mut interrupts = Interrupts::of(call, tool, record);
@@ -261,17 +280,15 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
     };
     let mut granted = None;
     let approved = loop {
-        let input = call.input.map(|input| Layered::input(&layered).unwrap_or(input));
+        let input = call.input.map(|input| Layered::input(layered.as_deref()).unwrap_or(input));
 
         // 3 gate
         let admitted = gate(scope, tool)?;
         if above.is_some_and(|frame| frame.depth > MOST_DEPTH) {
-            let reason = format!("calls are nested more than {MOST_DEPTH} deep");
-            return Err(over(tool, false, reason).into());
+            return Err(too_deep(tool));
         }
         if !record.reserved && !settings.quotas.is_empty() {
-            reserve(&settings.quotas, &tool.descriptor.name)
-                .map_err(|reason| over(tool, false, reason))?;
+            reserved(settings, tool)?;
             record.reserved = true;
         }
 
@@ -282,8 +299,11 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
         }
 
         // 5 approve
+        let Some(reason) = admitted.needs_approval else {
+            break Some(unasked());
+        };
         let asker = Asker { scope, tool, call: record.call, above };
-        match approved(&asker, &admitted, checked, granted, &mut interrupts).await? {
+        match Box::pin(ask(&asker, reason, checked, granted, &mut interrupts)).await? {
             Asked::Approved(approved) => break Some(approved),
             Asked::Changed(input, fingerprint) => {
                 layered.get_or_insert_default().input = Some(input);
@@ -297,15 +317,71 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
         record.reached = true;
         record.given = layered.as_mut().and_then(|layered| layered.answer.take()).map(Ok);
     }
-    let input = call.input.map(|input| Layered::input(&layered).unwrap_or(input));
+    let input = call.input.map(|input| Layered::input(layered.as_deref()).unwrap_or(input));
     let input = input.unwrap_or(&Value::Null);
 
-    // 6 permit
-    // 7 checkpoint: comes with the checkpointer; until then the gate refuses what would need one.
-    // 8 activate
-    // 9 execute
-    if let Some(approved) = approved {
-        reach(call, tool, input, &approved, &mut interrupts, record).await?;
+    // What a layer answered replaces rooms 5 to 9.
+    if let Some(approved) = &approved {
+        // 6 permit
+        let _of_the_plan = match &settings.permits {
+            Some(permits) if above.is_none() => {
+                let asked = Instant::now();
+                let permit = permit(permits, tool, Wait::PlanPermit, &interrupts, None).await?;
+                // That wait does not count as time of the call.
+                interrupts.began += asked.elapsed();
+                Some(permit)
+            }
+            _ => None,
+        };
+        let _of_the_tool = match &tool.permits {
+            Some(permits) if !above.is_some_and(|frame| frame.holds(tool.id)) => {
+                let left = interrupts.left();
+                Some(permit(permits, tool, Wait::ToolPermit, &interrupts, left).await?)
+            }
+            _ => None,
+        };
+
+        // 7 checkpoint: comes with the checkpointer; until then the gate refuses what would need
+        // one.
+
+        // 8 activate
+        let mut active = None;
+        while tool.immediate.is_none() && active.is_none() {
+            let found = scope.inner().slots.active(&Key::Tool(tool.id)).cloned();
+            let found = match found {
+                Some(found) => found,
+                // Boxed: the cold path must not make the future of every call larger.
+                None => Box::pin(activated(tool, approved, &interrupts)).await?,
+            };
+            unchanged(tool, &found)?;
+            // An instance that is being retired lets nobody in, and is out of its slot: ask again.
+            active = found.gate.admit().map(|number| (found, number));
+        }
+        let managed = active.as_ref().map(|(active, number)| {
+            record.instance = Some((active.slot, active.generation));
+            (active, Lease::admitted(&active.gate, *number))
+        });
+
+        // 9 execute
+        record.reached = true;
+        scope.tell(Some(record.call), || (Some(named(tool)), EventKind::Executing));
+        let instance = managed.as_ref().map(|(active, _)| *active);
+        let ctx = ToolExecutionContext::new(call, record.call, tool.id, instance);
+        let given = &mut record.given;
+        let ended = match (&tool.immediate, managed) {
+            (Some(instance), _) => {
+                let work = Contained::new(|| instance.execute(&ctx, input));
+                raced(work, &ctx, &interrupts, given).await
+            }
+            (None, Some((active, lease))) => {
+                leased(active, lease, &ctx, input, &interrupts, given).await
+            }
+            (None, None) => unreachable!("BUG: a managed tool runs under a lease"),
+        };
+        record.cancelled = interrupts.is_cancelled();
+        if let Err(broken) = ended {
+            return Err(without_output(*broken, tool, &interrupts));
+        }
     }
 
     // The layers, on the way out.
@@ -336,63 +412,6 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
     // 12 record: the guard, in whose hands the result goes.
 }
 
-/// Rooms 6 to 9. What the tool gives goes to its place in the record.
-async fn reach(
-    call: &Call<'_>,
-    tool: &Arc<ToolEntry>,
-    input: &Value,
-    approved: &Approved,
-    interrupts: &mut Interrupts<'_>,
-    record: &mut CallRecord<'_>,
-) -> Result<(), Stop> {
-    let (scope, above) = (call.scope, call.above.as_ref());
-
-    // 6 permit
-    let _of_the_plan = match &scope.settings().permits {
-        Some(permits) if above.is_none() => {
-            let asked = Instant::now();
-            let permit = permit(permits, tool, Wait::PlanPermit, interrupts, None).await?;
-            // That wait does not count as time of the call.
-            interrupts.began += asked.elapsed();
-            Some(permit)
-        }
-        _ => None,
-    };
-    let _of_the_tool = match &tool.permits {
-        Some(permits) if !above.is_some_and(|frame| frame.holds(tool.id)) => {
-            Some(permit(permits, tool, Wait::ToolPermit, interrupts, interrupts.left()).await?)
-        }
-        _ => None,
-    };
-
-    // 8 activate
-    let mut active = None;
-    while tool.immediate.is_none() && active.is_none() {
-        let found = scope.inner().slots.active(&Key::Tool(tool.id)).cloned();
-        let found = match found {
-            Some(found) => found,
-            // Boxed: the cold path must not make the future of every call larger.
-            None => Box::pin(activated(tool, approved, interrupts)).await?,
-        };
-        unchanged(tool, &found)?;
-        // An instance that is being retired lets nobody in, and is out of its slot: ask again.
-        active = found.gate.admit().map(|number| (found, number));
-    }
-    let managed = active.as_ref().map(|(active, number)| {
-        record.instance = Some((active.slot, active.generation));
-        (active, Lease::admitted(&active.gate, *number))
-    });
-
-    // 9 execute
-    record.reached = true;
-    scope.tell(Some(record.call), || (Some(named(tool)), EventKind::Executing));
-    let instance = managed.as_ref().map(|(active, _)| *active);
-    let ctx = ToolExecutionContext::new(call, record.call, tool.id, instance);
-    let ended = execute(tool, &ctx, input, managed, interrupts, &mut record.given).await;
-    record.cancelled = interrupts.cancelled_error().is_some();
-    ended.map_err(|broken| without_output(*broken, tool, interrupts))
-}
-
 // ===== the layers =====
 
 /// What the layers, or an approver, made of a call.
@@ -406,8 +425,8 @@ struct Layered {
 
 impl Layered {
     /// The input in the place of the caller's, where there is one.
-    fn input(layered: &Option<Box<Self>>) -> Option<&Value> {
-        layered.as_ref()?.input.as_ref()
+    fn input(layered: Option<&Self>) -> Option<&Value> {
+        layered?.input.as_ref()
     }
 
     async fn enter(
@@ -468,9 +487,22 @@ fn facts<'a>(call: &Call<'a>, tool: &'a ToolEntry, input: &'a Value, number: u64
 
 // ===== room 3: gate =====
 
-fn gate(scope: &PlanScope, tool: &ToolEntry) -> Result<Admitted, ToolRuntimeError> {
+fn gate(scope: &PlanScope, tool: &ToolEntry) -> Result<Admitted, Stop> {
     let settings = scope.settings();
-    admit(settings.rights, &settings.rules, &tool.descriptor, &settings.resources)
+    let admitted = admit(settings.rights, &settings.rules, &tool.descriptor, &settings.resources);
+    admitted.map_err(|denied| (*denied).into())
+}
+
+#[cold]
+fn too_deep(tool: &ToolEntry) -> Stop {
+    over(tool, false, format!("calls are nested more than {MOST_DEPTH} deep")).into()
+}
+
+/// Takes a place in the plan's quotas.
+#[cold]
+fn reserved(settings: &PlanSettings, tool: &ToolEntry) -> Result<(), Stop> {
+    let reserved = reserve(&settings.quotas, &tool.descriptor.name);
+    reserved.map_err(|reason| over(tool, false, reason).into())
 }
 
 // ===== room 4: check input =====
@@ -505,20 +537,6 @@ struct Asker<'a> {
     tool: &'a ToolEntry,
     call: u64,
     above: Option<&'a Arc<Frame>>,
-}
-
-/// Nobody is asked, or an answer is had.
-async fn approved(
-    asker: &Asker<'_>,
-    admitted: &Admitted,
-    input: &Value,
-    granted: Option<Fingerprint>,
-    interrupts: &mut Interrupts<'_>,
-) -> Result<Asked, Stop> {
-    match admitted.needs_approval {
-        None => Ok(Asked::Approved(unasked())),
-        Some(reason) => Box::pin(ask(asker, reason, input, granted, interrupts)).await,
-    }
 }
 
 /// Asks the plan's approver, and waits: bounded, and at nobody's cost.
@@ -712,22 +730,16 @@ enum Broken {
     Retired,
 }
 
-/// Runs the instance in the caller's task, under its own lease where it is managed. What it gives
-/// goes to its place.
-async fn execute(
-    tool: &ToolEntry,
+/// Runs a managed instance in the caller's task, under its own lease. What it gives goes to its
+/// place.
+async fn leased(
+    active: &Active,
+    mut lease: Lease<'_>,
     ctx: &ToolExecutionContext,
     input: &Value,
-    managed: Option<(&Arc<Active>, Lease<'_>)>,
     interrupts: &Interrupts<'_>,
     given: &mut Given,
 ) -> Result<(), Box<Broken>> {
-    let Some((active, mut lease)) = managed else {
-        let instance = tool.immediate.as_ref();
-        let instance = instance.expect("BUG: a managed tool runs under a lease");
-        let work = Contained::new(|| instance.execute(ctx, input));
-        return raced(work, ctx, interrupts, given).await;
-    };
     let Held::Tool(instance) = &*active.held else {
         unreachable!("BUG: a tool's slot holds a tool");
     };
@@ -873,6 +885,10 @@ impl<'a> Interrupts<'a> {
         self.token.is_none() && self.limit.is_none()
     }
 
+    fn is_cancelled(&self) -> bool {
+        self.scope.gate.is_closed() || self.token.is_some_and(CancellationToken::is_cancelled)
+    }
+
     /// What a call returns that stops because it was asked to: the plan's end goes before the
     /// call's own token, which for a nested call is cancelled by that very end.
     fn cancelled_error(&self) -> Option<CallError> {
@@ -976,7 +992,7 @@ struct CallRecord<'a> {
     size: usize,
     written: bool,
     given: Given,
-    span: Option<Span>,
+    span: Option<Box<Span>>,
 }
 
 impl<'a> CallRecord<'a> {

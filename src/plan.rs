@@ -187,7 +187,8 @@ impl PlanHandle {
         name: impl AsRef<str>,
         input: impl Borrow<Value>,
     ) -> Result<ToolResult, CallError> {
-        self.execute_with(name, input, CallOptions::new()).await
+        let call = Call::new(&self.scope, name.as_ref(), Ok(input.borrow()), CallOptions::new());
+        execute::call(&call).await
     }
 
     /// As [`execute`](Self::execute), with a timeout or a token of the call's own.
@@ -205,13 +206,7 @@ impl PlanHandle {
         input: impl Borrow<Value>,
         options: CallOptions,
     ) -> Result<ToolResult, CallError> {
-        let call = Call {
-            scope: &self.scope,
-            name: name.as_ref(),
-            input: Ok(input.borrow()),
-            options,
-            above: None,
-        };
+        let call = Call::new(&self.scope, name.as_ref(), Ok(input.borrow()), options);
         execute::call(&call).await
     }
 
@@ -237,7 +232,7 @@ impl PlanHandle {
         let parsed: Result<Value, String> = serde_json::from_str(arguments)
             .map_err(|error| format!("the arguments are no JSON: {error}"));
         let input = parsed.as_ref().map_err(String::as_str);
-        let call = Call { scope: &self.scope, name: name.as_ref(), input, options, above: None };
+        let call = Call::new(&self.scope, name.as_ref(), input, options);
         execute::call(&call).await
     }
 

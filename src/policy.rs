@@ -55,22 +55,57 @@ pub(crate) struct Admitted {
 }
 
 /// The gate. A tool that declares neither `read_only` nor `writes` is taken for a writer.
+#[inline]
 pub(crate) fn admit(
     rights: Rights,
     rules: &[Rule],
     tool: &ToolDescriptor,
     resources: &[BoundResource],
-) -> Result<Admitted, ToolRuntimeError> {
+) -> Result<Admitted, Box<ToolRuntimeError>> {
     let capability = tool.capability;
-    let denied =
-        |reason: String| ToolRuntimeError::AccessDenied { tool: tool.name.to_string(), reason };
+    let writer = capability.writes || !capability.read_only;
+    // Most plans have nothing to refuse by.
+    if !rules.is_empty()
+        || !tool.resources.is_empty()
+        || (writer && (rights.read_only || rights.checkpoints))
+    {
+        refused(rights, rules, tool, resources)?;
+    }
+    let needs_approval = if capability.human_approval_required {
+        Some("it declares `human_approval_required`")
+    } else if capability.is_unsafe && !rights.allow_unsafe {
+        Some("it declares `unsafe` and the plan does not allow unsafe tools")
+    } else if asks(rules, tool) {
+        Some("a rule of the plan asks for it")
+    } else {
+        None
+    };
+    Ok(Admitted { needs_approval })
+}
+
+fn asks(rules: &[Rule], tool: &ToolDescriptor) -> bool {
+    rules.iter().any(|rule| matches!(rule, Rule::Ask(filter) if filter.fits(tool)))
+}
+
+/// Whether anything refuses the tool.
+#[cold]
+fn refused(
+    rights: Rights,
+    rules: &[Rule],
+    tool: &ToolDescriptor,
+    resources: &[BoundResource],
+) -> Result<(), Box<ToolRuntimeError>> {
+    let capability = tool.capability;
+    let denied = |reason: String| {
+        Err(Box::new(ToolRuntimeError::AccessDenied { tool: tool.name.to_string(), reason }))
+    };
     for rule in rules {
         match rule {
             Rule::Only(filters) if !filters.iter().any(|filter| filter.fits(tool)) => {
-                return Err(denied("the plan allows only certain tools, and not this one".into()));
+                return denied("the plan allows only certain tools, and not this one".into());
             }
             Rule::Deny(filter) if filter.fits(tool) => {
-                return Err(denied("a rule of the plan denies it".into()));
+                return denied("a rule of the plan denies it".into());
             }
             _ => {}
         }
@@ -79,7 +114,7 @@ pub(crate) fn admit(
     if writer && rights.read_only {
         let declared =
             if capability.writes { "declares `writes`" } else { "does not declare `read_only`" };
-        return Err(denied(format!("the plan is read-only and the tool {declared}")));
+        return denied(format!("the plan is read-only and the tool {declared}"));
     }
     if writer && rights.checkpoints {
         let reason = if capability.checkpointable {
@@ -87,31 +122,19 @@ pub(crate) fn admit(
         } else {
             "the plan requires checkpoints and the tool is not `checkpointable`"
         };
-        return Err(ToolRuntimeError::CheckpointRequired {
-            tool: tool.name.clone(),
-            reason: reason.into(),
-        });
+        let (tool, reason) = (tool.name.clone(), reason.into());
+        return Err(Box::new(ToolRuntimeError::CheckpointRequired { tool, reason }));
     }
     for slot in tool.resources.iter().filter(|slot| slot.required) {
-        if !resources
-            .iter()
-            .any(|bound| bound.name == slot.name && bound.resource_type == slot.resource_type)
-        {
+        let is_bound = |bound: &BoundResource| {
+            bound.name == slot.name && bound.resource_type == slot.resource_type
+        };
+        if !resources.iter().any(is_bound) {
             let (name, kind) = (&slot.name, &slot.resource_type);
-            return Err(denied(format!(
+            return denied(format!(
                 "it needs the resource `{name}` of type `{kind}`, which the plan does not bind"
-            )));
+            ));
         }
     }
-    let asks = |rule: &Rule| matches!(rule, Rule::Ask(filter) if filter.fits(tool));
-    let needs_approval = if capability.human_approval_required {
-        Some("it declares `human_approval_required`")
-    } else if capability.is_unsafe && !rights.allow_unsafe {
-        Some("it declares `unsafe` and the plan does not allow unsafe tools")
-    } else if rules.iter().any(asks) {
-        Some("a rule of the plan asks for it")
-    } else {
-        None
-    };
-    Ok(Admitted { needs_approval })
+    Ok(())
 }

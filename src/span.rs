@@ -47,7 +47,7 @@ pub(crate) fn of_call(
     name: &str,
     options: &CallOptions,
     is_nested: bool,
-) -> Option<Span> {
+) -> Option<Box<Span>> {
     if level_enabled!(Level::INFO) { begin(scope, call, name, options, is_nested) } else { None }
 }
 
@@ -58,7 +58,7 @@ fn begin(
     name: &str,
     options: &CallOptions,
     is_nested: bool,
-) -> Option<Span> {
+) -> Option<Box<Span>> {
     let tool = scope.resolve(name).ok();
     let name = tool.map_or(name, |tool| tool.descriptor.name.as_str());
     let kind = match tool.map(|tool| tool.descriptor.source) {
@@ -90,7 +90,7 @@ fn begin(
         toolscope.call.duration_ms = Empty,
         toolscope.call.result_size_bytes = Empty,
     );
-    (!span.is_disabled()).then_some(span)
+    (!span.is_disabled()).then(|| Box::new(span))
 }
 
 /// What is known of a call once it is over.

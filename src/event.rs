@@ -10,6 +10,7 @@ use serde::Serialize;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{Receiver, Sender, channel};
 
+use crate::contain::contain;
 use crate::context::PlanId;
 use crate::error::EndReason;
 use crate::sync::{Mutex, lock};
@@ -263,8 +264,8 @@ impl Subscribers {
     pub(crate) fn tell(&self, plan: Option<Sender<ToolEvent>>, event: &ToolEvent) {
         let all = lock(&self.all).clone();
         for sender in plan.into_iter().chain(all) {
-            // An error says that nobody listens any more.
-            drop(sender.send(event.clone()));
+            // An error says that nobody listens any more, a panic that a waker has one.
+            drop(contain(|| sender.send(event.clone()).is_ok()));
         }
     }
 

@@ -268,6 +268,8 @@ pub struct ToolRegistry {
     /// What is being made is ahead of `current`. Many registrations in a row make one snapshot.
     ahead: AtomicBool,
     making: Mutex<Making>,
+    /// A lock of its own: to compile takes its time, and to begin a plan must not.
+    schemas: Mutex<SchemaPool>,
 }
 
 #[derive(Default)]
@@ -276,7 +278,6 @@ struct Making {
     next_id: u32,
     /// The names that were registered once: what they were, should they come again.
     former: HashMap<ToolName, (u32, u32, Fingerprint)>,
-    schemas: SchemaPool,
     sources: HashMap<Box<str>, Arc<Source>>,
 }
 
@@ -339,6 +340,8 @@ impl ToolRegistry {
         tools: Vec<Arc<dyn Tool>>,
     ) -> Result<ToolChanges, ToolError> {
         let asked = tools.into_iter().map(ask).collect::<Result<Vec<_>, _>>()?;
+        let compiled = asked.iter().map(|asked| compile(asked, &self.schemas));
+        let compiled = compiled.collect::<Result<Vec<_>, _>>()?;
         // Declared before the guard, so that what is not taken, or replaced, is dropped after it:
         // its destructor is the tool's.
         let entries: Vec<_>;
@@ -348,8 +351,6 @@ impl ToolRegistry {
         if let Some(source) = &source {
             replaced = making.of_source(source);
         }
-        let compiled = asked.iter().map(|asked| making.compile(asked));
-        let compiled = compiled.collect::<Result<Vec<_>, _>>()?;
         entries = asked
             .into_iter()
             .zip(compiled)
@@ -414,23 +415,6 @@ impl Making {
             tool.source.as_ref().is_some_and(|own| Arc::ptr_eq(own, source))
         };
         self.snapshot.tools.iter().filter(is_of).cloned().collect()
-    }
-
-    /// The schemas of the input and the output.
-    fn compile(&mut self, asked: &Asked) -> Result<[Option<Schema>; 2], ToolError> {
-        let descriptor = &asked.descriptor;
-        let mut compile = |schema: &Option<_>, which: &str| {
-            let Some(schema) = schema else { return Ok(None) };
-            let compiled = self.schemas.compile(schema, descriptor.check_formats);
-            compiled.map(Some).map_err(|invalid| {
-                let details = format!("its {which} schema: {invalid}");
-                ToolError::registration(descriptor.name.as_str(), details)
-            })
-        };
-        Ok([
-            compile(&descriptor.input_schema, "input")?,
-            compile(&descriptor.output_schema, "output")?,
-        ])
     }
 
     /// Makes an entry. A name that was registered before keeps its id, and its version while the
@@ -557,6 +541,20 @@ fn ask(tool: Arc<dyn Tool>) -> Result<Asked, ToolError> {
         return Err(ToolError::registration(name, details));
     }
     Ok(Asked { descriptor, tool, immediate, off_thread })
+}
+
+/// The schemas of the input and the output.
+fn compile(asked: &Asked, pool: &Mutex<SchemaPool>) -> Result<[Option<Schema>; 2], ToolError> {
+    let descriptor = &asked.descriptor;
+    let compile = |schema: &Option<_>, which: &str| {
+        let Some(schema) = schema else { return Ok(None) };
+        let compiled = lock(pool).compile(schema, descriptor.check_formats);
+        compiled.map(Some).map_err(|invalid| {
+            let details = format!("its {which} schema: {invalid}");
+            ToolError::registration(descriptor.name.as_str(), details)
+        })
+    };
+    Ok([compile(&descriptor.input_schema, "input")?, compile(&descriptor.output_schema, "output")?])
 }
 
 /// Every text that stands for a name, each once.

@@ -32,6 +32,7 @@ use crate::options::PlanSettings;
 use crate::registry::{Pinned, Snapshot, ToolChanges, ToolEntry};
 use crate::runtime::Core;
 use crate::slot::{Key, Refused, Retired, SlotId, SlotTable, Why};
+use crate::span;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::trace::{Clock, DeactivationOutcome, DeactivationRecord, PlanLog, ToolExecutionTrace};
@@ -454,8 +455,11 @@ impl PlanScope {
     /// Leaves the books, last of all: the plan has settled.
     fn leave(self: &Arc<Self>) {
         let (events, span) = lock(&self.log).close();
+        let reason = self.end_reason().unwrap_or(EndReason::Finished);
+        if let Some(span) = &span {
+            span::end_plan(span, reason);
+        }
         if self.core.subscribers.is_heard() {
-            let reason = self.end_reason().unwrap_or(EndReason::Finished);
             let kind = EventKind::Ended { reason };
             let event = ToolEvent { plan_id: self.id, call_id: None, name: None, kind };
             self.core.subscribers.tell(events, &event);

@@ -4,11 +4,11 @@
 //! Target and field names are API. While nobody collects, nothing is made: one load tells. Arguments
 //! and outputs are never in a span.
 
-use tracing::field::Empty;
+use tracing::field::{Empty, display};
 use tracing::{Level, Span, info_span, level_enabled};
 
 use crate::descriptor::SourceKind;
-use crate::error::OutcomeCode;
+use crate::error::{EndReason, OutcomeCode};
 use crate::execute::CallOptions;
 use crate::scope::PlanScope;
 use crate::sync::lock;
@@ -91,6 +91,11 @@ fn begin(
         toolscope.call.result_size_bytes = Empty,
     );
     (!span.is_disabled()).then(|| Box::new(span))
+}
+
+/// What is known of a plan once it is over.
+pub(crate) fn end_plan(span: &Span, reason: EndReason) {
+    span.record("toolscope.plan.end_reason", display(reason));
 }
 
 /// What is known of a call once it is over.

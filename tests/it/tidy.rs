@@ -95,6 +95,16 @@ fn jsonschema_is_named_in_the_schemas_only() {
 }
 
 #[test]
+fn sha2_is_named_in_the_approvals_only() {
+    only_in(&["src/approval.rs"], "sha2");
+}
+
+#[test]
+fn futures_util_is_named_in_the_batch_only() {
+    only_in(&["src/batch.rs"], "futures_util");
+}
+
+#[test]
 fn rmcp_is_named_in_the_mcp_source_only() {
     only_in(&["src/source/mcp"], "rmcp");
 }
@@ -112,7 +122,14 @@ fn rustix_is_named_where_processes_are_only() {
 
 #[test]
 fn the_pure_rooms_know_no_async_and_no_clock() {
-    let pure = ["src/policy.rs", "src/slot.rs", "src/schema.rs"];
+    let pure = [
+        "src/policy.rs",
+        "src/slot.rs",
+        "src/schema",
+        "src/limit.rs",
+        "src/definition",
+        "src/finite.rs",
+    ];
     for source in sources("src").iter().filter(|source| source.is_in(&pure)) {
         for (at, line) in source.code() {
             for word in ["async", "await", "Instant", "SystemTime", "tokio"] {

@@ -4,10 +4,10 @@
 //! `rules` has what one provider alone asks for.
 //!
 //! 1. An advertised schema accepts every object that the tool's own schema accepts. Each step keeps
-//!    the meaning or loosens it: what loosens never stands under a `not`, an `if` or a `oneOf`, where
-//!    it would tighten.
-//! 2. A text that looks like a keyword is one only where a schema stands: `walk::place` says where. A
-//!    property may be called `$ref`.
+//!    the meaning or loosens it, and what loosens never stands under a `not`, an `if` or a `oneOf`,
+//!    where it would tighten.
+//! 2. A text that looks like a keyword is one only where a schema stands: `walk::place` says where.
+//!    A property may be called `$ref`.
 //! 3. Nothing walks deeper than [`MAX_DEPTH`], and no `$ref` is followed more than that many times.
 
 // In the order they are applied.
@@ -25,7 +25,7 @@ use crate::registry::Snapshot;
 use draft::modernize;
 use root::{keep_references_to_the_root, notes_on, settle_root};
 use rules::{has_odd_pattern, is_plain_name, meet_gemini, meet_openai, move_odd_properties};
-use walk::{any_node, each_node, is_deeper_than, reference, resolve, says_object, spell_out};
+use walk::{any_node, dangles, each_node, is_deeper_than, reference, says_object, spell_out};
 
 /// The deepest schema that is rewritten; a deeper one is told as an outline.
 const MAX_DEPTH: usize = 64;
@@ -34,13 +34,16 @@ type Node = Map<String, Value>;
 
 /// A model provider, or a protocol, with a form of its own for the definition of a tool.
 ///
-/// | | a definition | schema of the input under |
+/// | | has the schema of the input under | and besides name and description |
 /// |---|---|---|
-/// | [`OpenAi`](Self::OpenAi) | `{"type": "function", "function": {"name", "description", ..}}` | `parameters` |
-/// | [`OpenAiResponses`](Self::OpenAiResponses) | `{"type": "function", "name", "description", .., "strict": false}` | `parameters` |
-/// | [`Anthropic`](Self::Anthropic) | `{"name", "description", ..}` | `input_schema` |
-/// | [`Gemini`](Self::Gemini) | `{"name", "description", ..}`: one of `functionDeclarations` | `parametersJsonSchema` |
-/// | [`Mcp`](Self::Mcp) | `{"name", "description", .., "outputSchema", "annotations"}`: an entry of `tools/list` | `inputSchema` |
+/// | [`OpenAi`](Self::OpenAi) | `function.parameters` | `type` |
+/// | [`OpenAiResponses`](Self::OpenAiResponses) | `parameters` | `type`, `strict` |
+/// | [`Anthropic`](Self::Anthropic) | `input_schema` | |
+/// | [`Gemini`](Self::Gemini) | `parametersJsonSchema` | |
+/// | [`Mcp`](Self::Mcp) | `inputSchema` | `outputSchema`, `annotations` |
+///
+/// With `OpenAi`, name and description are under `function` too. `Gemini`'s are entries of
+/// `functionDeclarations`, `Mcp`'s of the result of `tools/list`.
 ///
 /// # Names and descriptions
 ///
@@ -60,39 +63,54 @@ type Node = Map<String, Value>;
 /// schema accepts, and the tool's own is the one that a call is checked against. What the root of
 /// a schema may not say is told in the description, in a sentence.
 ///
-/// | rule | for | where it comes from |
-/// |---|---|---|
-/// | the root says `"type": "object"` | all | the reference of each; the MCP specification |
-/// | the root has `properties` | all but `Mcp` | `OpenAI`'s "object schema missing properties" |
-/// | the root has no `oneOf`, `anyOf`, `allOf` | all but `Mcp` | the errors of `OpenAI` and Anthropic; the root of Gemini's must be a plain object |
-/// | the root has no `enum`, `not` | `OpenAi`, `OpenAiResponses` | `OpenAI`'s error |
-/// | the root is no `$ref` | all but `Mcp` | follows from its `type` |
-/// | JSON Schema 2020-12, without `$schema` and `$id` | all but `Mcp` | Anthropic's error; Gemini's list of keywords |
-/// | `$defs`, not `definitions` | all but `Mcp` | Gemini's list of keywords |
-/// | the root's property names match `^[a-zA-Z0-9_.-]{1,64}$` | `Anthropic` | Anthropic's error, which looks at the root alone |
-/// | an array says `items` | `OpenAi`, `OpenAiResponses` | `OpenAI`'s "array schema missing items" |
-/// | a `pattern` compiles in Python and does not look around | `OpenAi`, `OpenAiResponses` | `OpenAI`'s "is not a 'regex'", "regex lookaround is not supported" |
-/// | `enum` in place of `const` (texts, numbers) | `Gemini` | Gemini's list of keywords |
-/// | beside `$ref` stand `description` and `default` only | `Gemini` | Gemini's error |
-/// | no boolean among the root's `properties` | `Mcp` | clients of the revisions before 2026-07-28 |
-/// | `strict` is false | `OpenAiResponses` | the guide to function calling: left out, it would turn optional properties into required ones |
+/// For all:
 ///
-/// So:
+/// - The root says `"type": "object"`, as the reference of each provider and the MCP specification
+///   ask. No schema, `true` and `{}` become `{"type": "object", "properties": {}}`. After `false`
+///   no further property is allowed, and the description says that no call succeeds.
+/// - A schema of more than 64 levels is told as an outline: the names, types and descriptions of
+///   the root's properties, and which of them are required.
 ///
-/// - No schema, `true` and `{}` become `{"type": "object", "properties": {}}`. After `false` no
-///   further property is allowed, and the description says that no call succeeds.
-/// - A `$ref` and an `allOf` at the root are merged into it, as far as they can be.
-/// - Of a `oneOf` or `anyOf` at the root the schema keeps what holds whichever branch is taken: the
-///   properties of the branches, and what all of them require. The rest goes into the description.
-/// - A property whose name Anthropic refuses is told under `patternProperties`.
-/// - Older drafts are translated: tuples, `definitions`, `dependencies`, boolean
-///   `exclusiveMinimum`. What a draft passes over (beside a `$ref`, up to draft 7) is left out.
-/// - `Mcp` is given the schema as it is, `$schema` included. An output schema is told only where its
-///   root says `"type": "object"`, because the revisions before 2026-07-28 take no other, and an
-///   entry that is refused costs a client the whole list.
-/// - A schema of more than 64 levels, or one that refers by `$id`, `$anchor` or `$dynamicRef`, is
-///   told as an outline: the names, types and descriptions of the root's properties, and which of
-///   them are required.
+/// For all but `Mcp`:
+///
+/// - The root has `properties` (`OpenAI`: "object schema missing properties").
+/// - The root has no `oneOf`, `anyOf` and `allOf`, which `OpenAI` and Anthropic refuse there by
+///   their errors, and Gemini's reference wants an object described; for `OpenAI` also no `enum`
+///   and `not`. A `$ref` and an `allOf` are merged into the root as far as they can be. Of a
+///   `oneOf` or `anyOf` the schema keeps what holds whichever branch is taken: the properties of
+///   the branches, and what all of them require. The rest goes into the description.
+/// - The schema is of JSON Schema 2020-12, which Anthropic's error asks for, with its definitions
+///   under `$defs`, which is what Gemini's list of keywords has. Tuples, `definitions`,
+///   `dependencies` and boolean `exclusiveMinimum` of older drafts are translated; what a draft
+///   passes over, as what stands beside a `$ref` up to draft 7, is left out, and so are `$schema`
+///   and `$id`. A schema that refers by `$id`, `$anchor` or `$dynamicRef` is told as an outline.
+///
+/// For `OpenAi` and `OpenAiResponses`:
+///
+/// - An array says `items` ("array schema missing items").
+/// - A `pattern` that does not compile in Python ("is not a 'regex'") or looks around ("regex
+///   lookaround is not supported") goes into the description of its schema.
+/// - `strict` is false in `OpenAiResponses`: by the guide to function calling, to leave it out
+///   would make every optional property a required one. In `OpenAi` that is the default.
+///
+/// For `Anthropic`:
+///
+/// - The names of the root's properties match `^[a-zA-Z0-9_.-]{1,64}$`, by its error, which looks
+///   at no other names. Others are told under `patternProperties`.
+///
+/// For `Gemini`:
+///
+/// - Of its two forms it is given `parametersJsonSchema`, which takes JSON Schema with `$ref`;
+///   `parameters` takes a part of `OpenAPI`'s.
+/// - A text or number under `const` stands under `enum`, as its list of keywords has it.
+/// - Beside a `$ref` stand `description` and `default` only, by its error.
+///
+/// For `Mcp`:
+///
+/// - The schema stays as it is, `$schema` included, but for the root's type and for booleans among
+///   its `properties`, which clients of the revisions before 2026-07-28 cannot read.
+/// - An output schema is told only where its root says `"type": "object"`: those revisions take no
+///   other, and an entry that is refused costs a client the whole list.
 ///
 /// # MCP's hints
 ///
@@ -106,7 +124,8 @@ type Node = Map<String, Value>;
 /// use serde_json::json;
 /// use toolscope::{Provider, ToolRuntime, ToolSpec};
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), toolscope::ToolError> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), toolscope::ToolError> {
 /// let version = ToolSpec::new("build/version").description("Tells the version").read_only();
 /// let runtime = ToolRuntime::builder().tool(version.function(|()| Ok("1.2.0"))).build().await?;
 ///
@@ -303,8 +322,7 @@ fn advertise(schema: Option<&Value>, provider: Provider) -> Advertised {
     } else if provider == Provider::Gemini {
         each_node(&mut schema, &mut meet_gemini);
     }
-    let dangles = |node: &Node| reference(node).is_some_and(|it| resolve(&schema, it).is_none());
-    if any_node(&schema, &dangles) {
+    if dangles(&schema) {
         return outline(root, provider);
     }
     Advertised { schema, notes }
@@ -341,4 +359,63 @@ fn outline(root: &Node, provider: Provider) -> Advertised {
     }
     let note = "The schema shows no details; the input is checked against all of them.";
     Advertised { schema, notes: vec![note.into()] }
+}
+
+// The registry refuses schemas like these before they get here.
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{Node, Provider, definition};
+    use crate::descriptor::ToolDescriptor;
+    use crate::name::ToolName;
+
+    const MODELS: [Provider; 3] = [Provider::OpenAi, Provider::Anthropic, Provider::Gemini];
+
+    fn descriptor(schema: Value) -> ToolDescriptor {
+        let name = ToolName::parse("files/read_file").expect("BUG: it is a name");
+        ToolDescriptor::new(name).output_schema(schema.clone()).input_schema(schema)
+    }
+
+    /// What models are told of a schema.
+    fn told(schema: Value) -> [String; 3] {
+        let descriptor = descriptor(schema);
+        MODELS.map(|provider| definition(&descriptor, provider).to_string())
+    }
+
+    /// A thread of Tokio has 2 MiB.
+    #[test]
+    fn a_thousand_levels_do_not_overflow_the_stack() {
+        let tell = || {
+            let nest = |schema, _| Value::from(Node::from_iter([("items".to_owned(), schema)]));
+            let descriptor = descriptor((0..1_000).fold(json!({}), nest));
+            for provider in MODELS.into_iter().chain([Provider::Mcp]) {
+                let told = definition(&descriptor, provider).to_string();
+                assert!(told.contains("The schema shows no details"), "{told}");
+            }
+        };
+        let thread = std::thread::Builder::new().stack_size(2 * 1024 * 1024).spawn(tell);
+        thread.expect("BUG: no thread").join().expect("BUG: it panicked");
+    }
+
+    #[test]
+    fn a_reference_that_never_ends_is_given_up() {
+        let schema = json!({ "$ref": "#/$defs/A", "$defs": { "A": { "$ref": "#/$defs/A" } } });
+        for told in told(schema) {
+            assert!(told.contains("must also match this JSON Schema"), "{told}");
+        }
+    }
+
+    /// Each definition takes the next one in twice.
+    #[test]
+    fn a_schema_that_grows_as_it_is_resolved_is_bounded() {
+        let twice = |number: u32| {
+            let next = json!({ "$ref": format!("#/$defs/d{}", number + 1) });
+            (format!("d{number}"), json!({ "allOf": [next, next] }))
+        };
+        let defs: Node = (0..1_000).map(twice).collect();
+        for told in told(json!({ "$ref": "#/$defs/d0", "$defs": defs })) {
+            assert!(told.len() < 100_000, "{} bytes", told.len());
+        }
+    }
 }

@@ -81,7 +81,7 @@ impl Plan {
     ///
     /// Calls in flight see that they are cancelled, have the grace period, and are dropped. If the
     /// plan had ended before, the first reason stands. The wait is bounded by the plan's
-    /// [`Deadlines`], unless a tool blocks its thread in a deactivation whose first poll happens
+    /// [`Deadlines`](crate::Deadlines), unless a tool blocks its thread in a deactivation whose first poll happens
     /// here; see [`Tool::off_thread`](crate::Tool::off_thread).
     ///
     /// # Cancel safety

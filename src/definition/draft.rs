@@ -3,7 +3,9 @@
 use serde_json::Value;
 
 use super::Node;
-use super::walk::{Place, any_in, each_node, is_no_assertion, place, reference, spell_out};
+use super::walk::{
+    Place, any_in, dangles, each_node, is_no_assertion, place, reference, spell_out,
+};
 
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
 enum Draft {
@@ -45,7 +47,7 @@ impl Draft {
     }
 }
 
-/// The same schema in 2020-12, unless it refers by anything but pointers from its root.
+/// The same schema in 2020-12, unless it refers by anything but pointers from its root to schemas.
 pub(super) fn modernize(root: &Node) -> Option<Node> {
     let draft = Draft::of(root);
     let mut root = root.clone();
@@ -84,6 +86,10 @@ pub(super) fn modernize(root: &Node) -> Option<Node> {
             }
         }
     });
+    // A reference that leads nowhere now could lead to what is put there later.
+    if dangles(&schema) {
+        return None;
+    }
     match schema {
         Value::Object(root) => Some(root),
         _ => None,

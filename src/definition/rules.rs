@@ -6,6 +6,9 @@ use super::Node;
 use super::root::properties_of;
 use super::walk::{ANNOTATIONS, any_in, any_node};
 
+/// The longest pattern, in bytes, that is told in words.
+const MAX_PATTERN: usize = 200;
+
 /// A name that Anthropic takes for a property of the root.
 pub(super) fn is_plain_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
@@ -26,7 +29,7 @@ pub(super) fn move_odd_properties(root: &mut Node) -> Option<String> {
     for (name, schema) in odd {
         let mut pattern = String::from("^");
         for c in name.chars() {
-            if c.is_ascii_punctuation() && !matches!(c, '_' | '-') {
+            if r"^$\.*+?()[]{}|".contains(c) {
                 pattern.push('\\');
             }
             pattern.push(c);
@@ -60,7 +63,7 @@ pub(super) fn meet_openai(node: &mut Node, lossy: bool, fills: bool) {
                 node.remove(keyword);
             }
         }
-        if false {
+        if is_loosened(node.get("contains")) {
             node.remove("maxContains");
         }
         if is_loosened(node.get("oneOf")) {
@@ -68,9 +71,7 @@ pub(super) fn meet_openai(node: &mut Node, lossy: bool, fills: bool) {
                 also(node, branches);
             }
         }
-        if node.get("pattern").and_then(Value::as_str).is_some_and(|it| !is_portable(it)) {
-            node.remove("pattern");
-        }
+        say_odd_pattern(node);
         if let Some(Value::Object(patterns)) = node.get_mut("patternProperties") {
             let before = patterns.len();
             patterns.retain(|pattern, _| is_portable(pattern));
@@ -129,56 +130,45 @@ pub(super) fn has_odd_pattern(node: &Node) -> bool {
     patterns.any(|pattern| !is_portable(pattern)) || own.is_some_and(|it| !is_portable(it))
 }
 
+/// A pattern that may not be one is told in words.
+fn say_odd_pattern(node: &mut Node) {
+    let pattern = node.get("pattern").and_then(Value::as_str).filter(|it| !is_portable(it));
+    let Some(pattern) = pattern else { return };
+    let own = node.get("description").and_then(Value::as_str).unwrap_or_default();
+    let words = format!("{own} Must match `{pattern}`.");
+    if pattern.len() <= MAX_PATTERN {
+        node.insert("description".into(), words.trim_start().into());
+    }
+    node.remove("pattern");
+}
+
 /// Whether a regular expression is one in Python too, and looks neither ahead nor behind.
 fn is_portable(pattern: &str) -> bool {
-    let text: Vec<char> = pattern.chars().collect();
-    let is_set = |at: usize| {
-        let escaped = text.get(at) == Some(&'\\');
-        escaped && matches!(text.get(at + 1), Some('d' | 'D' | 's' | 'S' | 'w' | 'W'))
-    };
-    let is_hex = |from: usize, length: usize| {
-        (from..from + length).all(|at| text.get(at).is_some_and(char::is_ascii_hexdigit))
-    };
-    // Where the class of characters that is open begins, and where the last set in it ends.
-    let mut class: Option<usize> = None;
-    let mut after_set = None;
-    let mut at = 0;
-    while let Some(&c) = text.get(at) {
-        match (c, class) {
-            ('\\', _) => {
-                let portable = match text.get(at + 1) {
-                    Some('u') => is_hex(at + 2, 4),
-                    Some('x') => is_hex(at + 2, 2),
-                    Some(c) if c.is_ascii_alphabetic() => "bBdDsSwWnrtfv".contains(*c),
-                    other => other.is_some(),
+    let mut rest = pattern;
+    let mut in_class = false;
+    while let Some(c) = rest.chars().next() {
+        rest = &rest[c.len_utf8()..];
+        let hex = |digits: usize| {
+            rest.len() > digits && rest.bytes().skip(1).take(digits).all(|c| c.is_ascii_hexdigit())
+        };
+        match c {
+            '\\' => {
+                let portable = match rest.chars().next() {
+                    Some('u') => hex(4),
+                    Some('x') => hex(2),
+                    Some(c) if c.is_ascii_alphabetic() => "bBdDsSwWnrtfv".contains(c),
+                    escaped => escaped.is_some(),
                 };
                 if !portable {
                     return false;
                 }
-                after_set = is_set(at).then_some(at + 2);
-                at += 1;
+                rest = rest.get(1..).unwrap_or(rest);
             }
-            ('[', None) => {
-                let start = at + 1 + usize::from(text.get(at + 1) == Some(&'^'));
-                if text.get(start) == Some(&']') {
-                    return false;
-                }
-                (class, at) = (Some(start), start - 1);
-            }
-            (']', Some(_)) => class = None,
-            // A set is no end of a range.
-            ('-', Some(start)) => {
-                let is_range = at > start && text.get(at + 1) != Some(&']');
-                if is_range && (after_set == Some(at) || is_set(at + 1)) {
-                    return false;
-                }
-            }
-            ('(', None) if text.get(at + 1) == Some(&'?') && text.get(at + 2) != Some(&':') => {
-                return false;
-            }
+            '[' => in_class = true,
+            ']' => in_class = false,
+            '(' if !in_class && rest.starts_with('?') && !rest.starts_with("?:") => return false,
             _ => {}
         }
-        at += 1;
     }
-    class.is_none()
+    true
 }

@@ -128,6 +128,12 @@ pub(super) fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value>
     Some(schema)
 }
 
+/// Whether any `$ref` leads to no schema.
+pub(super) fn dangles(root: &Value) -> bool {
+    let dangling = |node: &Node| reference(node).is_some_and(|it| resolve(root, it).is_none());
+    any_node(root, &dangling)
+}
+
 /// Writes a boolean schema as an object.
 pub(super) fn spell_out(schema: &mut Value) {
     match schema {

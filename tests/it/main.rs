@@ -32,6 +32,8 @@ mod call;
 mod policy;
 // Names and the registry.
 mod registry;
+// What model providers are told of a tool.
+mod definition;
 // Function tools and typed handlers.
 mod function;
 // P16 and the runtime's statistics.

@@ -197,6 +197,10 @@ pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), C
     let rooms = pin!(async {
         let tool = scope.resolve(name)?;
         let admitted = gate(scope, tool)?;
+        if tool.immediate.is_some() {
+            // There is nothing to activate, and nobody to be asked about it.
+            return Ok(());
+        }
         let mut interrupts = Interrupts::none(scope, number);
         let asker = Asker { scope, tool, call: number, above: None };
         let asked = match admitted.needs_approval {
@@ -205,10 +209,10 @@ pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), C
         };
         match asked {
             Asked::Approved(approved) => by_hand(scope, tool, approved).await,
-            Asked::Changed(..) | Asked::Denied(_) => {
+            Asked::Denied(reason) => Err(denied(tool, reason).into()),
+            Asked::Changed(..) => {
                 let reason = "to activate a tool by hand there is no input to change".to_owned();
-                let tool = tool.descriptor.name.clone();
-                Err(ToolRuntimeError::ApprovalDenied { tool, reason }.into())
+                Err(denied(tool, reason).into())
             }
         }
     });
@@ -229,9 +233,6 @@ async fn by_hand(
     tool: &Arc<ToolEntry>,
     _approved: Approved,
 ) -> Result<(), Stop> {
-    if tool.immediate.is_some() {
-        return Ok(());
-    }
     let active = scope.tool_instance(tool, true).await;
     let active = active.map_err(|refused| refused_error(tool, refused))?;
     unchanged(tool, &active)
@@ -363,6 +364,10 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
         });
 
         // 9 execute
+        // What was waited for may have come together with the end: nothing starts after that.
+        if interrupts.is_cancelled() {
+            return Err(stopped(&interrupts));
+        }
         record.reached = true;
         scope.tell(Some(record.call), || (Some(named(tool)), EventKind::Executing));
         let instance = managed.as_ref().map(|(active, _)| *active);

@@ -64,6 +64,9 @@ pub trait Layer: Send + Sync + 'static {
     /// After the tool gave an output or a failure, or a layer inside this one an answer; what is
     /// returned takes its place. Not called for a call that was refused, stopped, or panicked. The
     /// first layer's is the last.
+    ///
+    /// As [`before`](Self::before) it is dropped when the call is cancelled, and what the tool gave
+    /// is lost then.
     async fn after(
         &self,
         call: &LayerCall<'_>,

@@ -35,6 +35,7 @@ mod obligation;
 mod scope;
 mod slot;
 mod sync;
+mod throttle;
 
 mod fault;
 mod source;

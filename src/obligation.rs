@@ -14,7 +14,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::contain::{BoxFuture, Contained, Foreign, Panicked};
@@ -28,6 +28,7 @@ use crate::registry::{Source, ToolEntry};
 use crate::scope::PlanScope;
 use crate::slot::{Refused, SlotId, Why};
 use crate::sync::{Mutex, lock};
+use crate::throttle::{ActivationLimit, ActivationPermit};
 use crate::tool::{SharedActivation, ToolFailure, ToolInstance};
 use crate::trace::DeactivationOutcome;
 
@@ -297,6 +298,11 @@ impl Owed {
 
     /// An attempt whose failure is not its own fault does not count.
     fn fail(&mut self, error: ActivationError, counts: bool) {
+        self.refuse(Refused::Activation(error.clone()), error, counts);
+    }
+
+    /// As [`fail`](Self::fail), with what to tell who waits.
+    fn refuse(&mut self, refused: Refused, error: ActivationError, counts: bool) {
         let Stage::Activating { publish, attempt } =
             std::mem::replace(&mut self.stage, Stage::Settled)
         else {
@@ -305,9 +311,9 @@ impl Owed {
         self.scope
             .tell_of(self.slot, |_, _| EventKind::ActivationFailed { error: error.to_string() });
         // Once the plan has ended its callers are told that, not what became of the activation.
-        let refused = match self.scope.fail(self.slot, error.clone(), counts) {
+        let refused = match self.scope.fail(self.slot, error, counts) {
             Some(reason) => Refused::Ended(reason),
-            None => Refused::Activation(error),
+            None => refused,
         };
         attempt.release();
         publish.send_replace(Some(Err(refused)));
@@ -384,9 +390,9 @@ async fn roll_back_unrun(owed: Owed, attempt: Arc<Attempt>) {
 async fn source_permit(
     scope: &PlanScope,
     slot: SlotId,
-    permits: Arc<Semaphore>,
-) -> Result<OwnedSemaphorePermit, ActivationError> {
-    if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
+    limit: &Arc<ActivationLimit>,
+) -> Result<ActivationPermit, ActivationError> {
+    if let Some(permit) = limit.try_enter() {
         return Ok(permit);
     }
     scope.tell_of(slot, |_, _| EventKind::Waiting { on: Wait::SourcePermit });
@@ -395,8 +401,11 @@ async fn source_permit(
         |message: String| ActivationError::new(scope.label(slot), ActivationPhase::NotRun, message);
     tokio::select! {
         biased;
-        permit = permits.acquire_owned() => permit.map_err(|_| refused("its source is gone".to_owned())),
         () = scope.ended() => Err(refused("its plan ended before its source had room".to_owned())),
+        () = scope.until(|inner| inner.slots.is_doomed(slot)) => {
+            Err(refused("it was deactivated before its source had room".to_owned()))
+        }
+        permit = limit.enter() => permit.ok_or_else(|| refused("its source is gone".to_owned())),
         () = scope.core.sleep(wait) => {
             Err(refused(format!("its source's limit of activations at once left no room within {wait:?}")))
         }
@@ -411,14 +420,17 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
     let attempt = Arc::clone(attempt);
     let scope = Arc::clone(&owed.scope);
     let deadlines = scope.settings().deadlines;
+    let permit = match make.source().and_then(Source::activations) {
+        None => None,
+        Some(limit) => match source_permit(&scope, owed.slot, &limit).await {
+            Ok(permit) => Some(permit),
+            Err(error) if scope.inner().slots.is_doomed(owed.slot) => {
+                return owed.refuse(Refused::Deactivated, error, false);
+            }
+            Err(error) => return owed.fail(error, false),
+        },
+    };
     let ended = {
-        let _permit = match make.source().and_then(Source::activations) {
-            None => None,
-            Some(permits) => match source_permit(&scope, owed.slot, permits).await {
-                Ok(permit) => Some(permit),
-                Err(error) => return owed.fail(error, false),
-            },
-        };
         scope.tell_of(owed.slot, |generation, attempt| EventKind::Activating {
             generation,
             attempt,
@@ -434,6 +446,7 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
     let mut counts = true;
     let error = match ended {
         Some(Ok(instance)) => {
+            drop(permit);
             if owed.commit(instance) {
                 deactivate(owed).await;
             }
@@ -458,6 +471,7 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
     // Undone before anyone is told: the next attempt must not overlap with what is left of this
     // one.
     attempt.roll_back(&scope).await;
+    drop(permit);
     owed.fail(error, counts);
 }
 

@@ -16,6 +16,7 @@ use crate::name::{DEFAULT_NAMESPACE, ToolName};
 use crate::schema::{Schema, SchemaPool, distance};
 use crate::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use crate::sync::{Mutex, lock};
+use crate::throttle::ActivationLimit;
 use crate::tool::{Tool, ToolInstance};
 
 /// A registered tool, with what the path of a call needs at hand.
@@ -50,12 +51,12 @@ impl ToolEntry {
 /// Where a set of tools comes from.
 pub(crate) struct Source {
     name: Box<str>,
-    activations: Mutex<Option<Arc<Semaphore>>>,
+    activations: Mutex<Option<Arc<ActivationLimit>>>,
 }
 
 impl Source {
     /// The limit of activations at once.
-    pub(crate) fn activations(&self) -> Option<Arc<Semaphore>> {
+    pub(crate) fn activations(&self) -> Option<Arc<ActivationLimit>> {
         lock(&self.activations).clone()
     }
 }
@@ -277,8 +278,17 @@ struct Making {
     snapshot: Arc<Snapshot>,
     next_id: u32,
     /// The names that were registered once: what they were, should they come again.
-    former: HashMap<ToolName, (u32, u32, Fingerprint)>,
+    former: HashMap<ToolName, Former>,
     sources: HashMap<Box<str>, Arc<Source>>,
+}
+
+/// A tool that was registered once.
+struct Former {
+    id: u32,
+    version: u32,
+    digest: Fingerprint,
+    /// Calls of it may still run.
+    permits: Option<Arc<Semaphore>>,
 }
 
 impl ToolRegistry {
@@ -331,7 +341,15 @@ impl ToolRegistry {
     pub fn limit_activations(&self, source: &str, at_once: usize) {
         let source = lock(&self.making).source(source);
         let at_once = at_once.clamp(1, Semaphore::MAX_PERMITS);
-        *lock(&source.activations) = Some(Arc::new(Semaphore::new(at_once)));
+        let known = {
+            let mut limit = lock(&source.activations);
+            let known = limit.clone();
+            limit.get_or_insert_with(|| ActivationLimit::new(at_once));
+            known
+        };
+        if let Some(limit) = known {
+            limit.set(at_once);
+        }
     }
 
     fn change(
@@ -448,9 +466,12 @@ impl Making {
             if before.version == entry.version {
                 entry.permits.clone_from(&before.permits);
             }
-        } else if let Some((id, version, digest)) = self.former.get(&entry.descriptor.name) {
-            entry.id = *id;
-            entry.version = version + u32::from(digest != entry.digest());
+        } else if let Some(former) = self.former.get(&entry.descriptor.name) {
+            entry.id = former.id;
+            entry.version = former.version + u32::from(former.digest != *entry.digest());
+            if former.version == entry.version {
+                entry.permits.clone_from(&former.permits);
+            }
         }
         entry
     }
@@ -497,7 +518,12 @@ impl Making {
             self.next_id = self.next_id.max(entry.id + 1);
         }
         for entry in old.iter().filter(|entry| snapshot.by_id(entry.id).is_none()) {
-            let was = (entry.id, entry.version, *entry.digest());
+            let was = Former {
+                id: entry.id,
+                version: entry.version,
+                digest: *entry.digest(),
+                permits: entry.permits.clone(),
+            };
             self.former.insert(entry.descriptor.name.clone(), was);
         }
         match before {

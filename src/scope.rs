@@ -591,8 +591,11 @@ impl PlanScope {
                 }
             }
         };
-        if let Some(owed) = owed {
-            self.core.submit_clean_up(owed, begin);
+        match owed {
+            Some(owed) => self.core.submit_clean_up(owed, begin),
+            // An activation that has not begun yet is given up.
+            None if retired => self.tell_changed(),
+            None => {}
         }
         retired
     }

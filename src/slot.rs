@@ -280,6 +280,11 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
         };
     }
 
+    /// Whether the host has given up the activation that is under way.
+    pub(crate) fn is_doomed(&self, slot: SlotId) -> bool {
+        matches!(self.slots[slot].state, State::Activating { doomed: Some(_), .. })
+    }
+
     /// Which attempt is under way.
     pub(crate) fn attempt(&self, slot: SlotId) -> u32 {
         match &self.slots[slot].state {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Write};
+use std::ops::RangeInclusive;
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
@@ -12,8 +13,8 @@ use crate::tool::ToolFailure;
 /// An approver that asks at a terminal, one question at a time: `y` once, `p` for this plan, `t`
 /// for the tool, anything else is a no, with a text after `n` as the reason.
 ///
-/// Lines that were typed before a question was put are no answer to it. The end of the input denies
-/// everything.
+/// Lines that were typed before a question was put are no answer to it, but for the first one, with
+/// which the reading begins. The end of the input denies everything, and so does what is not UTF-8.
 ///
 /// # Examples
 ///
@@ -110,12 +111,32 @@ fn question(request: &ApprovalRequest) -> String {
     )
 }
 
+/// What turns the direction of a text and what has no width or no shape, up to the block of tags.
+const HIDDEN: [RangeInclusive<char>; 18] = [
+    '\u{AD}'..='\u{AD}',
+    '\u{34F}'..='\u{34F}',
+    '\u{61C}'..='\u{61C}',
+    '\u{115F}'..='\u{1160}',
+    '\u{17B4}'..='\u{17B5}',
+    '\u{180B}'..='\u{180F}',
+    '\u{200B}'..='\u{200F}',
+    '\u{2028}'..='\u{202E}',
+    '\u{2060}'..='\u{206F}',
+    '\u{3164}'..='\u{3164}',
+    '\u{FE00}'..='\u{FE0F}',
+    '\u{FEFF}'..='\u{FEFF}',
+    '\u{FFA0}'..='\u{FFA0}',
+    '\u{FFF0}'..='\u{FFFB}',
+    '\u{13430}'..='\u{13440}',
+    '\u{1BCA0}'..='\u{1BCA3}',
+    '\u{1D173}'..='\u{1D17A}',
+    '\u{E0000}'..='\u{E0FFF}',
+];
+
 /// A text that cannot move the cursor, hide itself or turn its direction.
 fn plain(text: &str) -> String {
-    let hides = |c: char| {
-        (c.is_control() && c != '\n')
-            || matches!(c, '\u{200B}'..='\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2060}'..='\u{206F}' | '\u{FEFF}')
-    };
+    let hides =
+        |c: char| (c.is_control() && c != '\n') || HIDDEN.iter().any(|hidden| hidden.contains(&c));
     let plain = |c: char| {
         if hides(c) { c.escape_unicode().to_string() } else { c.to_string() }
     };
@@ -124,11 +145,12 @@ fn plain(text: &str) -> String {
 
 fn answer(line: &str) -> Decision {
     let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
-    match word.to_ascii_lowercase().as_str() {
-        "y" | "yes" => Decision::Once,
-        "p" | "plan" => Decision::ForPlan,
-        "t" | "tool" => Decision::ToolForPlan,
-        "n" | "no" if !rest.trim().is_empty() => Decision::deny(rest.trim()),
+    let rest = rest.trim();
+    match (word.to_ascii_lowercase().as_str(), rest.is_empty()) {
+        ("y" | "yes", true) => Decision::Once,
+        ("p" | "plan", true) => Decision::ForPlan,
+        ("t" | "tool", true) => Decision::ToolForPlan,
+        ("n" | "no", false) => Decision::deny(rest),
         _ => Decision::deny("the user said no"),
     }
 }

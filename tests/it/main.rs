@@ -30,6 +30,12 @@ mod children;
 mod call;
 // The gate: capability against rights.
 mod policy;
+// Room 5: who is asked, and what the answer covers.
+mod approval;
+// The hook round every call.
+mod layer;
+// Quotas, calls and activations at once, the size of outputs.
+mod limit;
 // Names and the registry.
 mod registry;
 // What model providers are told of a tool.

@@ -43,15 +43,20 @@ fn main() {
     let shared = |threads: usize| vec![plans[0].handle(); threads];
 
     let mut table = Table::default();
+    for (row, tool) in [
+        ("immediate, one thread", "immediate"),
+        ("managed, one thread", "managed"),
+        ("a tool with permits, one thread", "permitted"),
+    ] {
+        let plan = &plans[0];
+        table.row(row, move |calls| run(plan, tool, calls));
+    }
     for (row, tool, plans) in [
-        ("immediate, one thread", "immediate", own(1)),
         ("immediate, two threads, a plan each", "immediate", own(2)),
         ("immediate, two threads, one plan", "immediate", shared(2)),
         ("immediate, four threads, a plan each", "immediate", own(4)),
-        ("managed, one thread", "managed", own(1)),
         ("managed, two threads, a plan each", "managed", own(2)),
         ("managed, two threads, one plan", "managed", shared(2)),
-        ("a tool with permits, one thread", "permitted", own(1)),
         ("a tool with permits, two threads, a plan each", "permitted", own(2)),
     ] {
         table.timed(row, move |calls| threads(&plans, tool, calls));

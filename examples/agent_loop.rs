@@ -22,11 +22,13 @@ use toolscope::{
     ToolExecutionContext, ToolFailure, ToolRuntime, ToolSpec,
 };
 
-fn main() -> Result<(), Box<dyn Error>> {
+type Failure = Box<dyn Error + Send + Sync>;
+
+fn main() -> Result<(), Failure> {
     tokio::runtime::Runtime::new()?.block_on(run())
 }
 
-async fn run() -> Result<(), Box<dyn Error>> {
+async fn run() -> Result<(), Failure> {
     let notes = Notes::default();
     let runtime = ToolRuntime::builder()
         .tool(forecast())
@@ -37,10 +39,11 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let options = PlanOptions::new().call_timeout(Duration::from_secs(10)).max_calls(20);
     let (counts, _report) = runtime
         .try_run(options, async |plan| {
-            let bars = tokio::spawn(show(plan.subscribe()));
-            let counts = talk(&plan).await;
-            bars.abort();
-            counts
+            tokio::select! {
+                biased;
+                counts = talk(&plan) => counts,
+                () = show(plan.subscribe()) => Err("the plan ended before the talk".into()),
+            }
         })
         .await?;
     let Counts { calls, invalid, corrected } = counts?;
@@ -56,7 +59,7 @@ struct Counts {
 }
 
 /// The loop: what the model asks for is called, and what came of it is shown to the model.
-async fn talk(plan: &PlanHandle) -> Result<Counts, Box<dyn Error>> {
+async fn talk(plan: &PlanHandle) -> Result<Counts, Failure> {
     let mut model = ScriptedModel::new(&plan.definitions(Provider::Anthropic))?;
     let mut counts = Counts::default();
     let mut broken: Vec<String> = Vec::new();
@@ -111,7 +114,7 @@ struct ScriptedModel {
 }
 
 impl ScriptedModel {
-    fn new(definitions: &Value) -> Result<Self, Box<dyn Error>> {
+    fn new(definitions: &Value) -> Result<Self, Failure> {
         let find = |word: &str| -> Result<String, String> {
             let tools = definitions.as_array().into_iter().flatten();
             let says = |tool: &&Value| {
@@ -123,7 +126,7 @@ impl ScriptedModel {
         Ok(Self { turn: 0, forecast: find("weather")?, save: find("Keeps")?, list: find("kept")? })
     }
 
-    fn turn(&mut self, results: &[String]) -> Result<Turn, Box<dyn Error>> {
+    fn turn(&mut self, results: &[String]) -> Result<Turn, Failure> {
         self.turn += 1;
         let forecast =
             |key: &str, city: &str| ToolCall::new(self.forecast.as_str(), json!({ key: city }));

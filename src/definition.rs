@@ -21,11 +21,12 @@ use serde_json::{Map, Value, json};
 
 use crate::descriptor::{ToolCapability, ToolDescriptor};
 use crate::registry::Snapshot;
+use crate::schema::is_deeper_than;
 
 use draft::modernize;
 use root::{keep_references_to_the_root, notes_on, settle_root};
 use rules::{has_odd_pattern, is_plain_name, meet_gemini, meet_openai, move_odd_properties};
-use walk::{any_node, dangles, each_node, is_deeper_than, reference, says_object, spell_out};
+use walk::{any_node, dangles, each_node, reference, says_object, spell_out};
 
 /// The deepest schema that is rewritten; a deeper one is told as an outline.
 const MAX_DEPTH: usize = 64;

@@ -203,11 +203,11 @@ pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), C
         }
         let mut interrupts = Interrupts::none(scope, number);
         let asker = Asker { scope, tool, call: number, above: None };
-        let asked = match admitted.needs_approval {
+        let answer = match admitted.needs_approval {
             None => Asked::Approved(unasked()),
             Some(reason) => ask(&asker, reason, &Value::Null, None, &mut interrupts).await?,
         };
-        match asked {
+        match answer {
             Asked::Approved(approved) => by_hand(scope, tool, approved).await,
             Asked::Denied(reason) => Err(denied(tool, reason).into()),
             Asked::Changed(..) => {
@@ -256,6 +256,7 @@ fn enter(scope: &Arc<PlanScope>) -> Option<Lease<'_>> {
     scope.gate.enter()
 }
 
+#[expect(clippy::too_many_lines, reason = "the path of a call is one function, a page long")]
 async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop> {
     let (scope, above) = (call.scope, call.above.as_ref());
     if call.options.token.as_ref().is_some_and(CancellationToken::is_cancelled) {

@@ -1,4 +1,5 @@
-//! Compiled JSON Schemas, and what is wrong with a value in words that a model can correct itself by.
+//! Compiled JSON Schemas, and what is wrong with a value, in words that a model can correct itself
+//! by.
 //!
 //! Schemas come from MCP servers and skills, values from models: neither is trusted. Nothing is
 //! fetched, and what a validator may be asked to do is bounded before it is built or run.
@@ -19,6 +20,7 @@ use serde_json::{Map, Value};
 
 use crate::contain::contain;
 
+pub(crate) use outline::is_deeper_than;
 pub(crate) use words::distance;
 
 use outline::{Outline, Secrets};
@@ -34,19 +36,23 @@ mod words;
 const MOST_FAULTS: usize = 10;
 /// How far the others are counted.
 const MOST_COUNTED: usize = 1_000;
-/// How much a walk for faults may cost: about 20 ms.
-const MOST_WALKED: usize = 100_000;
-/// How often a pattern that looks around or back may try again on one text: about 1 ms. Without a
-/// limit such a pattern can take for ever; the others take linear time and know no limit.
-const MOST_BACKTRACKS: usize = 20_000;
+/// How much a walk for faults may cost: about 30 ms.
+const MOST_WALKED: usize = 150_000;
+/// How often a pattern that looks around or back may try again on one text: about half a
+/// millisecond. Without a limit such a pattern can take for ever; the others take linear time.
+const MOST_BACKTRACKS: usize = 10_000;
+/// How many times such patterns may meet a text before the limit becomes [`FEW_BACKTRACKS`].
+const MOST_HARD_MATCHES: usize = 200;
+/// The limit for values with many texts.
+const FEW_BACKTRACKS: usize = 500;
 /// How many schemas of a pool stay compiled although nobody used them yet.
 const MOST_COMPILED: usize = 1_000;
 
 /// A compiled JSON Schema. Clones share it.
 ///
 /// A schema that names no draft in `$schema` is of draft 2020-12. Nothing is fetched: a reference
-/// that leads out of the schema is refused. A pattern that looks around or back and does not come to
-/// an end on a text makes that text invalid.
+/// that leads out of the schema is refused. A pattern that looks around or back and comes to no end
+/// on a text makes that text invalid.
 ///
 /// # Examples
 ///
@@ -68,7 +74,7 @@ const MOST_COMPILED: usize = 1_000;
 ///     "at /limit: expected an integer, got the string \"10\"\n\
 ///      at the top level: there is no property \"pth\"; did you mean \"path\"? \
 ///      allowed: \"limit\", \"path\"\n\
-///      at the top level: the property \"path\" is missing; \"pth\" is like it"
+///      at the top level: the property \"path\" is missing; was \"pth\" meant to be it?"
 /// );
 /// # Ok::<(), toolscope::InvalidSchema>(())
 /// ```
@@ -83,6 +89,9 @@ struct Shared {
     /// How deep a value may be nested, where that matters.
     deepest: Option<usize>,
     validator: OnceLock<Validator>,
+    /// How many patterns look around or back, and the validator that gives up on them early.
+    hard_patterns: usize,
+    careful: OnceLock<Validator>,
     /// Counts among the schemas of a pool that stay compiled.
     _seat: Option<Arc<()>>,
 }
@@ -108,16 +117,17 @@ impl Schema {
     }
 
     fn compiled(schema: &Value, formats: bool) -> Result<Self, InvalidSchema> {
-        let deepest = survey(schema)?;
-        let validator = OnceLock::from(compile(schema, formats)?);
-        let text = text_of(schema);
-        Ok(Self(Arc::new(Shared { text, formats, deepest, validator, _seat: None })))
+        let bounds = survey(schema)?;
+        let validator = compile(schema, formats, MOST_BACKTRACKS)?;
+        let shared =
+            Shared::new(text_of(schema), formats, &bounds, OnceLock::from(validator), None);
+        Ok(Self(Arc::new(shared)))
     }
 
     /// Whether a value fits. Allocates nothing, unless the schema has references or patterns that
     /// need it.
     pub fn is_valid(&self, value: &Value) -> bool {
-        self.0.follows(value) && self.0.validator().is_valid(value)
+        self.0.follows(value) && self.0.validator(value).is_valid(value)
     }
 
     /// Checks a value and tells what is wrong with it.
@@ -141,11 +151,28 @@ impl fmt::Debug for Schema {
 }
 
 impl Shared {
-    fn validator(&self) -> &Validator {
-        self.validator.get_or_init(|| {
-            compile(&self.document(), self.formats)
+    fn new(
+        text: Box<str>,
+        formats: bool,
+        bounds: &Bounds,
+        validator: OnceLock<Validator>,
+        seat: Option<Arc<()>>,
+    ) -> Self {
+        let Bounds { deepest, hard_patterns } = *bounds;
+        let careful = OnceLock::new();
+        Self { text, formats, deepest, validator, hard_patterns, careful, _seat: seat }
+    }
+
+    fn validator(&self, value: &Value) -> &Validator {
+        let again = |backtracks| {
+            compile(&self.document(), self.formats, backtracks)
                 .expect("BUG: a schema that was compiled once can be compiled again")
-        })
+        };
+        let most_texts = MOST_HARD_MATCHES.checked_div(self.hard_patterns);
+        if most_texts.is_some_and(|most| outline::has_more_texts_than(value, most)) {
+            return self.careful.get_or_init(|| again(FEW_BACKTRACKS));
+        }
+        self.validator.get_or_init(|| again(MOST_BACKTRACKS))
     }
 
     fn document(&self) -> Value {
@@ -154,42 +181,52 @@ impl Shared {
 
     /// Whether the references of the schema may be followed into a value.
     fn follows(&self, value: &Value) -> bool {
-        self.deepest.is_none_or(|most| !outline::is_deeper_than(value, most))
+        self.deepest.is_none_or(|most| !is_deeper_than(value, most))
     }
 
     fn faults(&self, value: &Value) -> SchemaValidationError {
         if let (false, Some(most)) = (self.follows(value), self.deepest) {
             let expected = format!("a value nested at most {most} deep");
-            let said = format!("expected {expected}, it is nested deeper");
-            let got = "a value nested deeper".to_owned();
-            let fault = SchemaFault { path: String::new(), expected, got, nearest: vec![], said };
-            return SchemaValidationError { faults: vec![fault], more: 0 };
+            return SchemaValidationError::of(plain(String::new(), expected, "one nested deeper"));
         }
         let document = self.document();
         let outline = Outline::new(&document);
-        let teller =
-            Teller { outline: &outline, document: &document, value, secrets: outline.secrets() };
-        let found = contain(|| {
+        let secrets = outline.secrets();
+        let teller = Teller { outline: &outline, document: &document, value, secrets };
+        let validator = self.validator(value);
+        let told = contain(|| {
             if !outline.costs_more_than(MOST_WALKED, value) {
-                return teller.tell(self.validator().iter_errors(value));
+                return teller.tell(validator.iter_errors(value));
             }
-            if !outline.branches() {
-                return teller.tell(self.validator().validate(value).err().into_iter());
-            }
-            teller.tell(std::iter::empty())
+            // Where nothing branches the first fault is found at the price of `is_valid`.
+            let first = if outline.branches() { None } else { validator.validate(value).err() };
+            SchemaValidationError { cut: true, ..teller.tell(first.into_iter()) }
         });
-        found.unwrap_or_else(|_| teller.tell(std::iter::empty()))
+        let mut told = told.unwrap_or_default();
+        if told.faults.is_empty() {
+            told.cut = true;
+            told.push(|| {
+                let (path, secret) = teller.secrets.cover("");
+                plain(path, "a value that fits the schema", described(value, secret))
+            });
+        }
+        told
     }
 }
 
-/// The bounds of a document that may be compiled.
-fn survey(schema: &Value) -> Result<Option<usize>, InvalidSchema> {
+/// What is known of a document that may be compiled.
+struct Bounds {
+    deepest: Option<usize>,
+    hard_patterns: usize,
+}
+
+fn survey(schema: &Value) -> Result<Bounds, InvalidSchema> {
     let invalid = |place: &str, problem: String| InvalidSchema { place: place.to_owned(), problem };
     if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
         let problem = format!("a schema is an object, true or false, this is {}", shown(schema));
         return Err(invalid("", problem));
     }
-    if outline::is_deeper_than(schema, outline::MOST_NESTED) {
+    if is_deeper_than(schema, outline::MOST_NESTED) {
         let problem = format!("it is nested more than {} deep", outline::MOST_NESTED);
         return Err(invalid("", problem));
     }
@@ -204,9 +241,11 @@ fn survey(schema: &Value) -> Result<Option<usize>, InvalidSchema> {
             return Err(invalid("/$schema", problem));
         }
     }
-    Outline::new(schema)
-        .deepest()
-        .map_err(|refused| InvalidSchema { place: refused.place, problem: refused.problem })
+    let outline = Outline::new(schema);
+    match outline.deepest() {
+        Ok(deepest) => Ok(Bounds { deepest, hard_patterns: outline.hard_patterns() }),
+        Err(refused) => Err(invalid(&refused.place, refused.problem)),
+    }
 }
 
 /// Fetches nothing.
@@ -219,11 +258,11 @@ impl Retrieve for Offline {
 }
 
 /// Compiles a document that was surveyed.
-fn compile(document: &Value, formats: bool) -> Result<Validator, InvalidSchema> {
+fn compile(document: &Value, formats: bool, backtracks: usize) -> Result<Validator, InvalidSchema> {
     let options = jsonschema::options()
         .should_validate_formats(formats)
         .with_retriever(Offline)
-        .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(MOST_BACKTRACKS));
+        .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(backtracks));
     match contain(|| options.build(document).map_err(|error| InvalidSchema::new(document, &error)))
     {
         Ok(built) => built,
@@ -285,7 +324,7 @@ impl SchemaPool {
         schema: &Value,
         formats: bool,
     ) -> Result<Schema, InvalidSchema> {
-        let deepest = survey(schema)?;
+        let bounds = survey(schema)?;
         let text = text_of(schema);
         let key = FixedState::default().hash_one((&*text, formats));
         let same = |shared: &Arc<Shared>| shared.formats == formats && shared.text == text;
@@ -293,11 +332,11 @@ impl SchemaPool {
         if let Some(shared) = known.filter_map(Weak::upgrade).find(same) {
             return Ok(Schema(shared));
         }
-        let validator = compile(schema, formats)?;
+        let validator = compile(schema, formats, MOST_BACKTRACKS)?;
         let seat =
             (Arc::strong_count(&self.seats) <= MOST_COMPILED).then(|| Arc::clone(&self.seats));
         let validator = if seat.is_some() { OnceLock::from(validator) } else { OnceLock::new() };
-        let shared = Arc::new(Shared { text, formats, deepest, validator, _seat: seat });
+        let shared = Arc::new(Shared::new(text, formats, &bounds, validator, seat));
         self.sweep();
         self.known.entry(key).or_default().push(Arc::downgrade(&shared));
         self.entries += 1;
@@ -320,7 +359,7 @@ impl SchemaPool {
 
 /// A schema that cannot be compiled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the schema is invalid{}: {problem}", at(place, " at its root"))]
+#[error("the schema is invalid at {}: {problem}", place_in_words(place, "its root"))]
 pub struct InvalidSchema {
     place: String,
     problem: String,
@@ -342,16 +381,22 @@ impl InvalidSchema {
         if let Kind::Referencing(error) = error.kind() {
             return Self::of_reference(&outline, error);
         }
-        // What is wrong with a schema is told in terms of the schema of schemas, which is not at hand.
+        // What is wrong with a schema is told in terms of the schema of schemas: not at hand here.
         let nothing = Value::Null;
         let outline = Outline::new(&nothing);
         let secrets = Secrets::none();
         let teller = Teller { outline: &outline, document: &nothing, value: document, secrets };
-        let mut told = Vec::new();
+        let mut told = SchemaValidationError::default();
         teller.add(error, &mut told);
-        match told.into_iter().next() {
-            Some(fault) => Self { place: fault.path, problem: fault.said },
-            None => Self { place: error.instance_path().to_string(), problem: error.to_string() },
+        match (error.kind(), told.faults.into_iter().next()) {
+            (Kind::Format { format }, _) if format == "regex" => {
+                let problem = format!("{} is no regular expression", shown(error.instance()));
+                Self { place: error.instance_path().to_string(), problem }
+            }
+            (_, Some(fault)) => Self { place: fault.path, problem: fault.said },
+            (_, None) => {
+                Self { place: error.instance_path().to_string(), problem: error.to_string() }
+            }
         }
     }
 
@@ -376,9 +421,9 @@ impl InvalidSchema {
         let (place, problem) = match error {
             ReferencingError::Unretrievable { uri, .. } => {
                 let problem = format!(
-                    "{} is not in the schema, and nothing is fetched: put what it refers to under \
-                     `$defs` and refer to it as \"#/$defs/name\"",
-                    quoted(uri)
+                    "\"{}\" is not in the schema, and nothing is fetched: put what it refers to \
+                     under `$defs` and refer to it as \"#/$defs/name\"",
+                    cut(uri, 2 * MOST_SHOWN)
                 );
                 (leads_out(uri), problem)
             }
@@ -400,20 +445,55 @@ impl InvalidSchema {
 /// What is wrong with a value: at most ten faults, for a model to correct itself by.
 ///
 /// `Display` gives a line for each. Its wording is no contract.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
-#[error("{}", lines(faults, *more))]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SchemaValidationError {
     /// The first faults.
     pub faults: Vec<SchemaFault>,
-    /// How many more there are, counted up to 1,000.
+    /// How many more there are, counted up to 1,000. They are not counted in a value that is too
+    /// large for it.
     pub more: usize,
+    /// The value was too large to look for all faults.
+    #[serde(skip)]
+    cut: bool,
 }
 
 impl SchemaValidationError {
     /// The faults as they stand in a result's metadata.
     pub(crate) fn to_json(&self) -> Value {
         serde_json::to_value(&self.faults).unwrap_or_default()
+    }
+
+    fn of(fault: SchemaFault) -> Self {
+        Self { faults: vec![fault], ..Self::default() }
+    }
+
+    /// Adds a fault that is not there yet, or counts it.
+    fn push(&mut self, fault: impl FnOnce() -> SchemaFault) {
+        if self.faults.len() == MOST_FAULTS {
+            self.more = MOST_COUNTED.min(self.more + 1);
+            return;
+        }
+        let fault = fault();
+        if !self.faults.contains(&fault) {
+            self.faults.push(fault);
+        }
+    }
+}
+
+impl std::error::Error for SchemaValidationError {}
+
+impl fmt::Display for SchemaValidationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, fault) in self.faults.iter().enumerate() {
+            write!(f, "{}{fault}", if index == 0 { "" } else { "\n" })?;
+        }
+        match self.more {
+            0 if self.cut => f.write_str("\nthe value is too large to look for more"),
+            0 => Ok(()),
+            MOST_COUNTED.. => write!(f, "\nand at least {} more", self.more),
+            more => write!(f, "\nand {more} more"),
+        }
     }
 }
 
@@ -437,22 +517,12 @@ pub struct SchemaFault {
 
 impl fmt::Display for SchemaFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", at(&self.path, "at the top level").trim_start(), self.said)
+        write!(f, "at {}: {}", place_in_words(&self.path, "the top level"), self.said)
     }
 }
 
-fn at(path: &str, root: &str) -> String {
-    if path.is_empty() { root.to_owned() } else { format!(" at {}", cut(path, 2 * MOST_SHOWN)) }
-}
-
-fn lines(faults: &[SchemaFault], more: usize) -> String {
-    let mut lines: Vec<String> = faults.iter().map(SchemaFault::to_string).collect();
-    match more {
-        0 => {}
-        MOST_COUNTED.. => lines.push(format!("and at least {more} more")),
-        more => lines.push(format!("and {more} more")),
-    }
-    lines.join("\n")
+fn place_in_words(place: &str, root: &str) -> String {
+    if place.is_empty() { root.to_owned() } else { cut(place, 2 * MOST_SHOWN) }
 }
 
 /// Puts what the validator found into words.
@@ -465,75 +535,53 @@ struct Teller<'a> {
 
 impl<'a> Teller<'a> {
     fn tell<'e>(&self, errors: impl Iterator<Item = ValidationError<'e>>) -> SchemaValidationError {
-        let mut faults: Vec<SchemaFault> = Vec::new();
-        let mut more = 0;
+        let mut told = SchemaValidationError::default();
         for error in errors {
-            if faults.len() < MOST_FAULTS {
-                self.add(&error, &mut faults);
-            } else {
-                more += match error.kind() {
-                    Kind::AdditionalProperties { unexpected }
-                    | Kind::UnevaluatedProperties { unexpected } => unexpected.len(),
-                    _ => 1,
-                };
-            }
-            more += faults.len().saturating_sub(MOST_FAULTS);
-            faults.truncate(MOST_FAULTS);
-            if more >= MOST_COUNTED {
-                more = MOST_COUNTED;
+            if told.more == MOST_COUNTED {
                 break;
             }
+            self.add(&error, &mut told);
         }
-        if faults.is_empty() {
-            let (path, secret) = self.secrets.cover("");
-            let got =
-                format!("{}, too large to say where it does not", described(self.value, secret));
-            faults.push(plain(path, "a value that fits the schema", got));
-        }
-        SchemaValidationError { faults, more }
+        told
     }
 
-    /// Adds the faults of one error, leaving out those that are there.
-    fn add(&self, error: &ValidationError<'_>, faults: &mut Vec<SchemaFault>) {
-        let mut push = |fault: SchemaFault| {
-            if !faults.contains(&fault) {
-                faults.push(fault);
-            }
-        };
+    fn add(&self, error: &ValidationError<'_>, told: &mut SchemaValidationError) {
         let place = error.instance_path().as_str();
         let (path, secret) = self.secrets.cover(place);
         let value = self.value.pointer(place).unwrap_or(self.value);
         match error.kind() {
             Kind::Required { property } => {
-                push(self.missing(
-                    error,
-                    path,
-                    secret,
-                    value,
-                    property.as_str().unwrap_or_default(),
-                ));
+                let name = property.as_str().unwrap_or_default();
+                told.push(|| self.missing(error, path, secret, value, name));
             }
             Kind::AdditionalProperties { unexpected }
             | Kind::UnevaluatedProperties { unexpected } => {
                 let allowed = self.allowed(error);
                 for name in unexpected {
-                    push(unknown(path.clone(), secret, value, name, &allowed));
+                    told.push(|| unknown(path.clone(), secret, value, name, &allowed));
                 }
             }
             Kind::AnyOf { context } | Kind::OneOfNotValid { context } => {
-                if let Some(branch) = nearest_branch(error, context) {
-                    for error in branch {
-                        self.add(error, faults);
-                    }
-                } else {
-                    let expected = self.alternatives(error, context);
-                    push(plain(path, expected, described(value, secret)));
+                match nearest_branch(error, value, context) {
+                    Some(branch) => branch.iter().for_each(|error| self.add(error, told)),
+                    None => told.push(|| {
+                        let expected = either(self.alternatives(error, context));
+                        plain(path, expected, described(value, secret))
+                    }),
                 }
             }
-            kind => {
-                let expected = self.expected(kind, error, secret);
-                push(plain(path, expected, got(kind, value, secret)));
+            // This is how it tells of `additionalProperties: false` where no property is named.
+            Kind::FalseSchema if error.schema_path().as_str().ends_with("Properties") => {
+                let allowed = self.allowed(error);
+                for name in value.as_object().into_iter().flat_map(Map::keys) {
+                    told.push(|| unknown(path.clone(), secret, value, name, &allowed));
+                }
             }
+            Kind::FalseSchema => told.push(|| no_value(path, described(value, secret))),
+            kind => told.push(|| {
+                let expected = self.expected(kind, error, secret);
+                plain(path, expected, got(kind, value, secret))
+            }),
         }
     }
 
@@ -559,10 +607,8 @@ impl<'a> Teller<'a> {
         let expected = format!("the property {}", quoted(name));
         let mut said = format!("{expected} is missing");
         if !nearest.is_empty() {
-            said += &format!(
-                "; {} is like it",
-                listed(nearest.iter().map(|name| quoted(name)), " and ")
-            );
+            let given = listed(nearest.iter().map(|name| quoted(name)), " or ");
+            said = format!("{said}; was {given} meant to be it?");
         }
         SchemaFault { path, expected, got: "nothing".to_owned(), nearest, said }
     }
@@ -577,13 +623,24 @@ impl<'a> Teller<'a> {
 
     /// What an error of most kinds expects.
     fn expected(&self, kind: &Kind, error: &ValidationError<'_>, secret: bool) -> String {
+        // What a secret may be and what it must not be can say what it is.
+        let hidden = match kind {
+            Kind::Not { .. } => self.secrets.any(),
+            Kind::Enum { .. }
+            | Kind::Constant { .. }
+            | Kind::Referencing(_)
+            | Kind::Custom { .. } => secret,
+            _ => false,
+        };
+        if hidden {
+            return "another value".to_owned();
+        }
         let subschema = || self.subschema(error);
         match kind {
             Kind::Type { kind: TypeKind::Single(kind) } => type_name(*kind).to_owned(),
             Kind::Type { kind: TypeKind::Multiple(kinds) } => {
                 listed(kinds.iter().map(|kind| type_name(kind).to_owned()), " or ")
             }
-            Kind::Enum { .. } | Kind::Constant { .. } if secret => "another value".to_owned(),
             Kind::Enum { options } => match options.as_array().map(Vec::as_slice) {
                 Some([only]) => option(only),
                 Some(options) => {
@@ -592,7 +649,6 @@ impl<'a> Teller<'a> {
                 None => "one of the allowed values".to_owned(),
             },
             Kind::Constant { expected_value } => option(expected_value),
-            Kind::Not { .. } if secret => "another value".to_owned(),
             Kind::Not { schema } => {
                 format!("a value that does not fit {}", cut(&schema.to_string(), MOST_SHOWN))
             }
@@ -625,27 +681,29 @@ impl<'a> Teller<'a> {
             Kind::Contains => {
                 let bound = |key: &str| subschema().get(key).and_then(Value::as_u64);
                 let least = bound("minContains").unwrap_or(1);
-                let most = bound("maxContains")
-                    .map_or_else(String::new, |most| format!(" and at most {most}"));
-                format!("at least {least}{most} of the items to fit the schema's `contains`")
+                let items = match bound("maxContains") {
+                    Some(most) => format!("{least} to {}", count(most, "item")),
+                    None => format!("at least {}", count(least, "item")),
+                };
+                format!("{items} to fit the schema's `contains`")
             }
             Kind::MinProperties { limit } => format!("at least {}", properties(*limit)),
             Kind::MaxProperties { limit } => format!("at most {}", properties(*limit)),
             Kind::PropertyNames { error } => {
                 let inner = match error.kind() {
-                    Kind::AnyOf { .. } | Kind::OneOfNotValid { .. } => "others".to_owned(),
+                    Kind::AnyOf { .. } | Kind::OneOfNotValid { .. } => "another".to_owned(),
                     kind => self.expected(kind, error, secret),
                 };
-                format!("property names that are each {inner}")
+                format!("each property name to be {inner}")
             }
             Kind::Minimum { limit } => format!("a number of at least {}", shown(limit)),
             Kind::Maximum { limit } => format!("a number of at most {}", shown(limit)),
             Kind::ExclusiveMinimum { limit } => format!("a number greater than {}", shown(limit)),
             Kind::ExclusiveMaximum { limit } => format!("a number less than {}", shown(limit)),
             Kind::MultipleOf { multiple_of } => format!("a multiple of {multiple_of}"),
-            Kind::FalseSchema => "nothing: no value is allowed here".to_owned(),
+            Kind::FalseSchema => "no value".to_owned(),
             Kind::OneOfMultipleValid { context } => {
-                format!("a value that fits only one of {} alternatives", context.len())
+                format!("only one of {} alternatives to fit", context.len())
             }
             Kind::ContentEncoding { content_encoding } => {
                 format!("a string encoded as {}", cut(content_encoding, MOST_SHOWN))
@@ -654,7 +712,6 @@ impl<'a> Teller<'a> {
                 format!("a string that holds {}", cut(content_media_type, MOST_SHOWN))
             }
             Kind::FromUtf8 { .. } => "a string whose content is text in UTF-8".to_owned(),
-            Kind::Referencing(_) | Kind::Custom { .. } if secret => "another value".to_owned(),
             _ => cut(&error.masked().to_string(), 4 * MOST_SHOWN),
         }
     }
@@ -664,84 +721,97 @@ impl<'a> Teller<'a> {
         &self,
         error: &ValidationError<'_>,
         context: &[Vec<ValidationError<'_>>],
-    ) -> String {
-        let branch = |faults: &Vec<ValidationError<'_>>| {
-            let told =
-                faults.iter().take(2).map(|fault| self.alternative(error.instance_path(), fault));
-            listed(told, " and ")
-        };
-        let mut branches: Vec<String> = Vec::new();
-        for told in context.iter().take(50).map(branch) {
-            if !branches.contains(&told) {
-                branches.push(told);
+    ) -> Vec<String> {
+        let mut alternatives: Vec<String> = Vec::new();
+        for faults in context.iter().take(50) {
+            let told = match faults.as_slice() {
+                [only] => self.alternative(error.instance_path(), only),
+                faults => {
+                    let told = faults.iter().take(2);
+                    let told = told.flat_map(|it| self.alternative(error.instance_path(), it));
+                    vec![listed(told, " and ")]
+                }
+            };
+            for alternative in told {
+                if !alternatives.contains(&alternative) {
+                    alternatives.push(alternative);
+                }
             }
         }
-        listed_up_to(4, branches.into_iter(), ", or ")
+        alternatives
     }
 
-    fn alternative(&self, above: &Location, error: &ValidationError<'_>) -> String {
-        let mut told = Vec::new();
+    fn alternative(&self, above: &Location, error: &ValidationError<'_>) -> Vec<String> {
         let place = error.instance_path().as_str();
         let (path, secret) = self.secrets.cover(place);
         let expected = match error.kind() {
             Kind::Required { property } => format!("the property {}", shown(property)),
+            Kind::AdditionalProperties { .. } | Kind::UnevaluatedProperties { .. } if secret => {
+                "fewer properties".to_owned()
+            }
             Kind::AdditionalProperties { unexpected }
             | Kind::UnevaluatedProperties { unexpected } => {
-                if secret {
-                    "fewer properties".to_owned()
-                } else {
-                    format!(
-                        "no property {}",
-                        listed_up_to(3, unexpected.iter().map(|name| quoted(name)), ", ")
-                    )
-                }
+                let names = unexpected.iter().map(|name| quoted(name));
+                format!("no property {}", listed_up_to(3, names, ", "))
             }
-            Kind::AnyOf { .. } | Kind::OneOfNotValid { .. } => {
-                self.add(error, &mut told);
-                told.first().map_or_else(String::new, |fault| fault.expected.clone())
+            Kind::AnyOf { context } | Kind::OneOfNotValid { context } => {
+                return self.alternatives(error, context);
             }
             kind => self.expected(kind, error, secret),
         };
-        if place == above.as_str() { expected } else { format!("{expected} at {path}") }
+        vec![if place == above.as_str() {
+            expected
+        } else {
+            format!("{expected} at {}", place_in_words(&path, ""))
+        }]
     }
 }
 
-/// The branch that was most likely meant: the only one that the value is of the right type for, or
-/// else the only one of those whose constants it has.
+/// Alternatives as one text.
+fn either(alternatives: Vec<String>) -> String {
+    let simple = !alternatives.iter().any(|alternative| alternative.contains(", "));
+    listed_up_to(4, alternatives.into_iter(), if simple { " or " } else { ", or " })
+}
+
+/// The branch that was most likely meant: of those that an object or array is of the right type
+/// for, that have its constants and know its properties, the only one.
 fn nearest_branch<'e, 'v>(
     error: &ValidationError<'_>,
+    value: &Value,
     context: &'e [Vec<ValidationError<'v>>],
 ) -> Option<&'e [ValidationError<'v>]> {
-    let above = error.instance_path().as_str();
-    let of_type = |faults: &&Vec<ValidationError<'_>>| {
-        !faults.iter().any(|fault| {
-            fault.instance_path().as_str() == above
-                && matches!(
-                    fault.kind(),
-                    Kind::Type { .. }
-                        | Kind::Constant { .. }
-                        | Kind::Enum { .. }
-                        | Kind::FalseSchema
-                )
-        })
+    if !matches!(value, Value::Array(_) | Value::Object(_)) {
+        return None;
+    }
+    let is_constant = |kind: &Kind| matches!(kind, Kind::Constant { .. } | Kind::Enum { .. });
+    let of_wrong_type = |fault: &ValidationError<'_>| {
+        fault.instance_path() == error.instance_path()
+            && (matches!(fault.kind(), Kind::Type { .. } | Kind::FalseSchema)
+                || is_constant(fault.kind()))
     };
-    let of_constants = |faults: &&Vec<ValidationError<'_>>| {
-        !faults
-            .iter()
-            .any(|fault| matches!(fault.kind(), Kind::Constant { .. } | Kind::Enum { .. }))
+    let of_other_constants = |fault: &ValidationError<'_>| is_constant(fault.kind());
+    let of_other_names = |fault: &ValidationError<'_>| {
+        fault.instance_path() == error.instance_path()
+            && matches!(
+                fault.kind(),
+                Kind::Required { .. }
+                    | Kind::AdditionalProperties { .. }
+                    | Kind::UnevaluatedProperties { .. }
+            )
     };
-    let candidates: Vec<_> = context.iter().filter(of_type).collect();
-    let branch = match candidates.as_slice() {
-        [only] => *only,
-        several => {
-            let mut same = several.iter().copied().filter(of_constants);
-            match (same.next(), same.next()) {
-                (Some(only), None) => only,
-                _ => return None,
-            }
+    let mut branches: Vec<&[ValidationError<'_>]> = context.iter().map(Vec::as_slice).collect();
+    let rules: [&dyn Fn(&ValidationError<'_>) -> bool; 3] =
+        [&of_wrong_type, &of_other_constants, &of_other_names];
+    for rule in rules {
+        branches.retain(|faults| !faults.iter().any(rule));
+        if branches.len() < 2 {
+            break;
         }
-    };
-    (!branch.is_empty()).then_some(branch)
+    }
+    match branches.as_slice() {
+        [only] if !only.is_empty() => Some(only),
+        _ => None,
+    }
 }
 
 struct Allowed<'a> {
@@ -766,26 +836,30 @@ fn unknown(
     let mut list = listed(allowed.names.iter().map(|name| quoted(name)), ", ");
     if !allowed.patterns.is_empty() {
         let patterns = listed_up_to(3, allowed.patterns.iter().map(|name| quoted(name)), ", ");
-        list += if list.is_empty() { "" } else { ", " };
-        list += &format!("names that match {patterns}");
+        let between = if list.is_empty() { "" } else { ", " };
+        list = format!("{list}{between}names that match {patterns}");
     }
-    let expected = if list.is_empty() { "no property".to_owned() } else { format!("only {list}") };
     let mut said = format!("there is no property {name}");
     if !nearest.is_empty() {
-        said +=
-            &format!("; did you mean {}?", listed(nearest.iter().map(|name| quoted(name)), " or "));
+        let meant = listed(nearest.iter().map(|name| quoted(name)), " or ");
+        said = format!("{said}; did you mean {meant}?");
     }
-    if list.is_empty() {
-        said += "; none is allowed";
+    let between = if nearest.is_empty() { ";" } else { "" };
+    let (expected, said) = if list.is_empty() {
+        ("no property".to_owned(), format!("{said}{between} none is allowed"))
     } else {
-        said += if nearest.is_empty() { "; allowed: " } else { " allowed: " };
-        said += &list;
-    }
+        (format!("only {list}"), format!("{said}{between} allowed: {list}"))
+    };
     SchemaFault { path, expected, got: format!("the property {name}"), nearest, said }
 }
 
-fn plain(path: String, expected: impl Into<String>, got: String) -> SchemaFault {
-    let expected = expected.into();
+fn no_value(path: String, got: String) -> SchemaFault {
+    let said = format!("no value is allowed, got {got}");
+    SchemaFault { path, expected: "no value".to_owned(), got, nearest: Vec::new(), said }
+}
+
+fn plain(path: String, expected: impl Into<String>, got: impl Into<String>) -> SchemaFault {
+    let (expected, got) = (expected.into(), got.into());
     let said = format!("expected {expected}, got {got}");
     SchemaFault { path, expected, got, nearest: Vec::new(), said }
 }
@@ -803,7 +877,7 @@ fn got(kind: &Kind, value: &Value, secret: bool) -> String {
         (Kind::OneOfMultipleValid { context }, _) => {
             let fits = context.iter().zip(1..).filter(|(faults, _)| faults.is_empty());
             let fits = listed(fits.map(|(_, number)| i64::to_string(&number)), " and ");
-            format!("{described}, which fits {fits}")
+            format!("{described}, which fits alternatives {fits}")
         }
         (Kind::PropertyNames { error }, _) if !secret => match error.instance().as_str() {
             Some(name) => format!("the property {}", quoted(name)),
@@ -841,4 +915,83 @@ fn example(format: &str) -> Option<&'static str> {
         "json-pointer" => "/items/0",
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn numbered(number: usize) -> Value {
+        json!({ "const": number })
+    }
+
+    fn is_compiled(schema: &Schema) -> bool {
+        schema.0.validator.get().is_some()
+    }
+
+    #[test]
+    fn equal_schemas_share_a_validator() {
+        let mut pool = SchemaPool::default();
+        let text = r#"{"type": "object", "properties": {"a": {}, "b": {"enum": [1, 1.0]}}}"#;
+        let turned = r#"{"properties": {"b": {"enum": [1, 1.0]}, "a": {}}, "type": "object"}"#;
+        let [one, other] = [text, turned].map(|text| {
+            let schema = serde_json::from_str(text).expect("JSON");
+            pool.compile(&schema, false).expect("a schema")
+        });
+        assert!(Arc::ptr_eq(&one.0, &other.0));
+
+        let checked = pool.compile(&json!({ "type": "object" }), true).expect("a schema");
+        let unchecked = pool.compile(&json!({ "type": "object" }), false).expect("a schema");
+        assert!(!Arc::ptr_eq(&checked.0, &unchecked.0));
+        let [whole, real] = [json!({ "const": 1 }), json!({ "const": 1.0 })];
+        let whole = pool.compile(&whole, false).expect("a schema");
+        let real = pool.compile(&real, false).expect("a schema");
+        assert!(!Arc::ptr_eq(&whole.0, &real.0));
+        assert_eq!(pool.entries, 5);
+    }
+
+    #[test]
+    fn a_pool_refuses_what_a_schema_refuses() {
+        let mut pool = SchemaPool::default();
+        let error = pool.compile(&json!({ "type": 5 }), false).expect_err("no schema");
+        assert_eq!(error, Schema::new(&json!({ "type": 5 })).expect_err("no schema"));
+        assert_eq!(pool.entries, 0);
+    }
+
+    #[test]
+    fn past_a_number_of_schemas_one_is_compiled_when_it_is_used() {
+        let mut pool = SchemaPool::default();
+        let mut compile = |number| pool.compile(&numbered(number), false).expect("a schema");
+        let mut kept: Vec<Schema> = (0..MOST_COMPILED).map(&mut compile).collect();
+        assert!(kept.iter().all(is_compiled));
+        let later = compile(MOST_COMPILED);
+        assert!(!is_compiled(&later));
+        assert!(is_compiled(&compile(0)), "an equal one shares what is there");
+
+        assert!(later.is_valid(&json!(MOST_COMPILED)));
+        assert!(!later.is_valid(&json!(0)));
+        assert!(is_compiled(&later));
+
+        // One that is gone makes room.
+        kept.truncate(MOST_COMPILED - 1);
+        let early = compile(MOST_COMPILED + 1);
+        assert!(is_compiled(&early));
+        assert!(!is_compiled(&compile(MOST_COMPILED + 2)));
+    }
+
+    #[test]
+    fn a_pool_keeps_no_schema_alive() {
+        let mut pool = SchemaPool::default();
+        let kept = pool.compile(&numbered(0), false).expect("a schema");
+        let gone = Arc::downgrade(&pool.compile(&numbered(1), false).expect("a schema").0);
+        assert!(gone.upgrade().is_none());
+        for number in 2..10_000 {
+            pool.compile(&numbered(number), false).expect("a schema");
+            assert!(pool.entries <= 65 && pool.known.len() <= pool.entries);
+        }
+        let again = pool.compile(&numbered(0), false).expect("a schema");
+        assert!(Arc::ptr_eq(&kept.0, &again.0));
+    }
 }

@@ -92,17 +92,6 @@ pub(super) fn any_in(node: &Node, test: &impl Fn(&Node) -> bool) -> bool {
         })
 }
 
-pub(super) fn is_deeper_than(value: &Value, limit: usize) -> bool {
-    let Some(below) = limit.checked_sub(1) else {
-        return value.is_array() || value.is_object();
-    };
-    match value {
-        Value::Array(values) => values.iter().any(|value| is_deeper_than(value, below)),
-        Value::Object(values) => values.values().any(|value| is_deeper_than(value, below)),
-        _ => false,
-    }
-}
-
 pub(super) fn reference(node: &Node) -> Option<&str> {
     node.get("$ref").and_then(Value::as_str)
 }

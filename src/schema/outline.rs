@@ -8,12 +8,13 @@
 //! 1. The document is nested at most [`MOST_NESTED`] deep.
 //! 2. No chain of subschemas in place is longer than [`LONGEST_CHAIN`], and none is endless.
 //! 3. A value that references may follow is nested at most so deep that chain times depth stays
-//!    within [`MOST_FRAMES`]: in a debug build that is less than the 2 MiB that a thread of Tokio has.
+//!    within [`MOST_FRAMES`]: half of the 2 MiB that a thread of Tokio has, in a debug build.
 //!
-//! The same value may be looked at once for each way through the subschemas in place, and four times
-//! as often for each `unevaluatedProperties` on that way, so the ways are counted too.
+//! The same value may be looked at once for each way through the subschemas in place, and four
+//! times as often for each `unevaluatedProperties` on that way, so the ways are counted too.
 
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
@@ -31,6 +32,9 @@ const MOST_DOUBLED: usize = 10;
 const DEEPEST: usize = 128;
 /// How many subschemas may be waiting on the stack.
 const MOST_FRAMES: usize = 600;
+
+/// What a match that may have to try again adds to the cost of a walk for faults.
+const HARD_MATCH: usize = 50;
 
 const IN_PLACE: [&str; 4] = ["not", "if", "then", "else"];
 const IN_PLACE_LISTS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
@@ -57,7 +61,7 @@ pub(super) struct Refused {
 }
 
 /// True when arrays and objects are nested more than `most` deep.
-pub(super) fn is_deeper_than(value: &Value, most: usize) -> bool {
+pub(crate) fn is_deeper_than(value: &Value, most: usize) -> bool {
     match value {
         Value::Array(items) => most == 0 || items.iter().any(|item| is_deeper_than(item, most - 1)),
         Value::Object(members) => {
@@ -65,6 +69,30 @@ pub(super) fn is_deeper_than(value: &Value, most: usize) -> bool {
         }
         _ => false,
     }
+}
+
+/// True when a value has more than `most` texts, names of properties included.
+pub(super) fn has_more_texts_than(value: &Value, most: usize) -> bool {
+    fn take(value: &Value, left: &mut usize) -> Option<()> {
+        match value {
+            Value::String(_) => *left = left.checked_sub(1)?,
+            Value::Array(items) => {
+                for item in items {
+                    take(item, left)?;
+                }
+            }
+            Value::Object(members) => {
+                *left = left.checked_sub(members.len())?;
+                for member in members.values() {
+                    take(member, left)?;
+                }
+            }
+            _ => {}
+        }
+        Some(())
+    }
+    let mut left = most;
+    take(value, &mut left).is_none()
 }
 
 /// The place of one part of a document, as a JSON pointer.
@@ -172,8 +200,8 @@ impl<'a> Outline<'a> {
         let resources: Vec<&Value> = if base.is_empty() {
             vec![home]
         } else {
-            let name = base.rsplit('/').next().unwrap_or(base);
-            let named = self.resources.iter().filter(|(id, _)| *id == base || id.ends_with(name));
+            let last = |uri: &'_ str| uri.rsplit('/').next().unwrap_or_default().to_owned();
+            let named = self.resources.iter().filter(|(id, _)| last(id) == last(base));
             named.map(|(_, resource)| *resource).collect()
         };
         let fragment = unescaped(fragment);
@@ -255,6 +283,15 @@ impl<'a> Outline<'a> {
             references(members).next().is_some() || members.get("uniqueItems") == Some(&true.into())
         });
         Ok(follows.then(|| DEEPEST.min(MOST_FRAMES / longest)))
+    }
+
+    /// How many patterns may look around or back, so that they may have to try again.
+    pub(super) fn hard_patterns(&self) -> usize {
+        let patterns = self.objects.iter().flat_map(|object| {
+            let names = object["patternProperties"].as_object().into_iter().flat_map(Map::keys);
+            names.map(String::as_str).chain(object["pattern"].as_str())
+        });
+        patterns.filter(|pattern| is_hard(pattern)).count()
     }
 
     /// The properties that a subschema and those in place of it name.
@@ -348,9 +385,16 @@ impl<'a> Outline<'a> {
     /// True when telling all that is wrong with a value costs more than `most`: a walk for faults
     /// takes every way through the subschemas, and copies what stands under `anyOf` and `oneOf`.
     pub(super) fn costs_more_than(&self, most: usize, value: &Value) -> bool {
-        let mut walk = Walk { outline: self, left: most };
+        let mut walk = Walk { outline: self, left: most, in_place: HashMap::new() };
         walk.pay(self.document, value, false).is_none()
     }
+}
+
+/// True for every pattern that looks around or back, and for a few others.
+fn is_hard(pattern: &str) -> bool {
+    let looks_around = ["(?=", "(?!", "(?<", "(?>"].iter().any(|group| pattern.contains(group));
+    let follows = |character: char| character == 'k' || matches!(character, '1'..='9');
+    looks_around || pattern.split('\\').skip(1).any(|rest| rest.starts_with(follows))
 }
 
 fn says_secret(subschema: &Value) -> bool {
@@ -425,10 +469,12 @@ impl<'a> Chains<'a> {
     }
 }
 
-/// A walk that only counts what a walk for faults would do.
+/// A walk that only counts what a walk for faults would do. What stands under `not`, `if` and
+/// `contains` is not told, so nothing is walked there.
 struct Walk<'a> {
     outline: &'a Outline<'a>,
     left: usize,
+    in_place: HashMap<*const Value, Rc<[&'a Value]>>,
 }
 
 impl<'a> Walk<'a> {
@@ -436,36 +482,68 @@ impl<'a> Walk<'a> {
     fn pay(&mut self, object: &'a Value, value: &Value, copied: bool) -> Option<()> {
         let Value::Object(members) = object else { return Some(()) };
         let size = if copied { self.size_of(value)? } else { 0 };
-        self.left = self.left.checked_sub(members.len().max(1) * (1 + size))?;
+        self.spend(members.len().max(1).saturating_mul(1 + size))?;
+        if value.is_string() && object["pattern"].as_str().is_some_and(is_hard) {
+            self.spend(HARD_MATCH)?;
+        }
 
         let branches = ["anyOf", "oneOf"].iter().any(|key| members.contains_key(*key));
-        for other in self.outline.in_place(object) {
+        for other in &*self.in_place(object) {
             self.pay(other, value, copied || branches)?;
         }
         match value {
             Value::Array(items) => {
-                for item in items {
-                    self.left = self.left.checked_sub(1)?;
-                    for below in Outline::below(object) {
+                let prefix =
+                    ["prefixItems", "items"].iter().find_map(|key| members.get(*key)?.as_array());
+                for (index, item) in items.iter().enumerate() {
+                    self.spend(1)?;
+                    if let Some(below) = prefix.and_then(|prefix| prefix.get(index)) {
                         self.pay(below, item, copied)?;
+                    }
+                    for key in ["items", "additionalItems", "unevaluatedItems"] {
+                        if let Some(below) = members.get(key) {
+                            self.pay(below, item, copied)?;
+                        }
                     }
                 }
             }
             Value::Object(parts) => {
-                let properties = members.get("properties").and_then(Value::as_object);
+                let [properties, patterns] = ["properties", "patternProperties"]
+                    .map(|key| members.get(key).and_then(Value::as_object));
                 for (name, part) in parts {
-                    self.left = self.left.checked_sub(1)?;
-                    if let Some(below) = properties.and_then(|properties| properties.get(name)) {
+                    self.spend(1)?;
+                    for below in patterns.into_iter().flat_map(Map::values) {
                         self.pay(below, part, copied)?;
                     }
-                    for below in Outline::below(object) {
+                    if let Some(below) = properties.and_then(|properties| properties.get(name)) {
                         self.pay(below, part, copied)?;
+                        continue;
+                    }
+                    for key in ["additionalProperties", "unevaluatedProperties"] {
+                        if let Some(below) = members.get(key) {
+                            self.pay(below, part, copied)?;
+                        }
                     }
                 }
             }
             _ => {}
         }
         Some(())
+    }
+
+    fn spend(&mut self, amount: usize) -> Option<()> {
+        self.left = self.left.checked_sub(amount)?;
+        Some(())
+    }
+
+    fn in_place(&mut self, object: &'a Value) -> Rc<[&'a Value]> {
+        let known = self.in_place.entry(object).or_insert_with(|| {
+            let untold = ["not", "if"].map(|key| object.get(key).map(std::ptr::from_ref));
+            let mut found = self.outline.in_place(object);
+            found.retain(|other| !untold.contains(&Some(std::ptr::from_ref(*other))));
+            found.into()
+        });
+        Rc::clone(known)
     }
 
     /// How much a copy of a value takes, counting at most what is left.
@@ -507,6 +585,10 @@ pub(super) struct Secrets<'a> {
 impl Secrets<'_> {
     pub(super) fn none() -> Self {
         Self { all: false, names: HashSet::new(), declared: HashSet::new() }
+    }
+
+    pub(super) fn any(&self) -> bool {
+        self.all || !self.names.is_empty()
     }
 
     /// A place in a value, and whether what stands there is secret. Below a secret the names that

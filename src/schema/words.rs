@@ -1,7 +1,5 @@
 //! Values, names and counts in words: short, on one line, and without what is secret.
 
-use std::fmt::Write;
-
 use serde_json::Value;
 
 /// How many characters of a text are shown.
@@ -67,7 +65,8 @@ pub(super) fn cut(text: &str, most: usize) -> String {
     cut
 }
 
-/// Control characters, and those that are not seen or turn the direction of others, are written out.
+/// Control characters, and those that nobody sees or that turn the direction of others, are written
+/// out.
 fn push_visible(character: char, text: &mut String) {
     match character {
         '\n' => text.push_str("\\n"),
@@ -79,7 +78,8 @@ fn push_visible(character: char, text: &mut String) {
         | '\u{feff}'
         | '\u{0}'..='\u{1f}'
         | '\u{7f}'..='\u{9f}' => {
-            let _ = write!(text, "\\u{:04x}", u32::from(character));
+            let written_out = format!("\\u{:04x}", u32::from(character));
+            text.push_str(&written_out);
         }
         character => text.push(character),
     }

@@ -5,14 +5,18 @@ use std::time::Duration;
 use serde_json::json;
 use toolscope::test_util::{Probe, ProbeCounts, Step};
 use toolscope::{
-    ActivationContext, ActivationError, ActivationPhase, BoundResource, CallError, CallOptions,
-    Change, ChangeKind, DeactivationContext, DeactivationOutcome, DeactivationRecord, Deadlines,
-    EndReason, FailureKind, FunctionTool, InvalidToolName, Keeper, OutcomeCode, Plan, PlanHandle,
-    PlanId, PlanOptions, PlanReport, RecordedChange, ResourceSlot, RuntimeHandle, SharedActivation,
-    ShutdownReport, Snapshot, SourceKind, Stats, Straggler, Tool, ToolCancelled, ToolCapability,
-    ToolDescriptor, ToolError, ToolExecutionContext, ToolExecutionTrace, ToolFailure, ToolInstance,
-    ToolName, ToolOutput, ToolRegistry, ToolResult, ToolRuntime, ToolRuntimeBuilder,
-    ToolRuntimeError, ToolSpec, ToolType, async_trait,
+    ActivationContext, ActivationError, ActivationPhase, ApprovalRequest, Approver, Before,
+    BoundResource, CallError, CallOptions, Change, ChangeKind, ChannelApprover,
+    DeactivationContext, DeactivationOutcome, DeactivationRecord, Deadlines, Decision, EndReason,
+    EventKind, EventStream, FailureKind, FunctionTool, InvalidSchema, InvalidToolName, Keeper,
+    Layer, LayerCall, OutcomeCode, OutputCheck, PendingApproval, Plan, PlanHandle, PlanId,
+    PlanOptions, PlanReport, Progress, Provider, RecordedChange, ResourceSlot, RuntimeHandle,
+    Schema, SchemaFault, SchemaValidationError, SharedActivation, ShutdownReport, Snapshot,
+    SourceKind, Stats, Straggler, TerminalApprover, Tool, ToolCall, ToolCancelled, ToolCapability,
+    ToolChanges, ToolDescriptor, ToolError, ToolEvent, ToolExecutionContext, ToolExecutionTrace,
+    ToolFailure, ToolFilter, ToolInstance, ToolName, ToolOutput, ToolRegistry, ToolResult,
+    ToolRunner, ToolRuntime, ToolRuntimeBuilder, ToolRuntimeError, ToolSpec, ToolType, Wait,
+    async_trait,
 };
 
 use crate::support::Fixture;
@@ -37,6 +41,11 @@ macro_rules! all {
 #[test]
 fn what_a_host_holds_goes_between_threads() {
     all!(send_sync_unpin: ToolRuntime, ToolRuntimeBuilder, RuntimeHandle, ToolRegistry, Snapshot);
+    all!(send_sync_unpin: ToolRunner, EventStream, ToolEvent, EventKind, Progress, Wait, ToolCall);
+    all!(send_sync_unpin: Schema, InvalidSchema, SchemaFault, SchemaValidationError, Provider);
+    all!(send_sync_unpin: ApprovalRequest, Decision, ChannelApprover, PendingApproval);
+    all!(send_sync_unpin: TerminalApprover, Before, ToolFilter, ToolChanges, OutputCheck);
+    all!(send_sync: dyn Approver, dyn Layer, LayerCall<'static>);
     all!(send_sync_unpin: Plan, PlanHandle, PlanOptions, PlanId, Deadlines, CallOptions, Keeper);
     all!(send_sync_unpin: PlanReport, ToolExecutionTrace, DeactivationRecord, DeactivationOutcome);
     all!(send_sync_unpin: ShutdownReport, Straggler, Stats, RecordedChange, Change, ChangeKind);

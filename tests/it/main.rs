@@ -30,6 +30,8 @@ mod children;
 mod call;
 // The gate: capability against rights.
 mod policy;
+// Schemas, and the JSON Schema test suite.
+mod schema;
 // Room 5: who is asked, and what the answer covers.
 mod approval;
 // The hook round every call.

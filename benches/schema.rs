@@ -12,7 +12,7 @@ mod tools;
 
 use std::hint::black_box;
 
-use measure::{Effort, Table};
+use measure::{Effort, Table, against_bar};
 use serde_json::{Value, json};
 use tokio::runtime::Builder;
 use tools::AddTool;
@@ -111,4 +111,6 @@ fn calls(effort: Effort) {
     table.row("execute, an input with three faults", |times| execute("with", &broken, times));
     table.measure(effort);
     table.print();
+    let ratio = table.ratio("execute, both schemas", "execute, no schema");
+    against_bar("execute: both schemas / none", ratio, "<=", 1.5, "x");
 }

@@ -374,6 +374,11 @@ impl ToolExecutionContext {
         }
     }
 
+    /// This call, as one above others.
+    fn frame(&self) -> Arc<Frame> {
+        Arc::new(Frame::new(self.call, self.tool, self.parent.clone()))
+    }
+
     fn state(&self) -> Arc<CallState> {
         lock(&self.scope.log).state(self.call, CallState::new)
     }
@@ -514,7 +519,6 @@ impl ToolExecutionContext {
     ///
     /// As there.
     pub async fn execute_nested(&self, name: &str, input: &Value) -> Result<ToolResult, CallError> {
-        let frame = || Arc::new(Frame::new(self.call, self.tool, self.parent.clone()));
         // A call that is over has given its permits back: there is nothing to inherit.
         let over = lock(&self.scope.log).has_ended(self.call);
         let call = Call {
@@ -522,7 +526,7 @@ impl ToolExecutionContext {
             name,
             input: Ok(input),
             options: CallOptions::new().token(self.cancellation_token()),
-            above: (!over).then(frame),
+            above: (!over).then(|| self.frame()),
         };
         Box::pin(execute::call(&call)).await
     }
@@ -534,7 +538,7 @@ impl ToolExecutionContext {
     ///
     /// As there.
     pub fn begin_child(&self, options: PlanOptions) -> Result<Plan, ToolRuntimeError> {
-        self.scope.core.begin(options, Some(&self.scope))
+        self.scope.core.begin(options, Some(&self.scope), Some(self.frame()))
     }
 
     /// As [`ActivationContext::shared`], asked for by a call; the instance of the tool becomes its

@@ -598,14 +598,19 @@ async fn ask(
     Ok(answer)
 }
 
-/// While it lives the time of the calls above does not count.
+/// While it lives the time of the calls above does not count, nor of those that began the plan.
 struct Paused(Vec<Arc<CallState>>);
 
 impl Paused {
     fn begin(scope: &PlanScope, above: Option<&Arc<Frame>>) -> Self {
-        let frames = above.into_iter().flat_map(|frame| frame.all());
-        let states: Vec<_> =
-            frames.map(|frame| lock(&scope.log).state(frame.call, CallState::new)).collect();
+        let mut states = Vec::new();
+        let (mut plan, mut above) = (Some(scope), above);
+        while let Some(scope) = plan {
+            for frame in above.into_iter().flat_map(|frame| frame.all()) {
+                states.push(lock(&scope.log).state(frame.call, CallState::new));
+            }
+            (plan, above) = (scope.parent.as_deref(), scope.begun_by.as_ref());
+        }
         for state in &states {
             state.pause.begin();
         }

@@ -324,7 +324,7 @@ impl PlanHandle {
     ///
     /// `PlanEnded` or `ShutDown`; `AccessDenied` if the options ask for more than this plan has.
     pub fn begin_child(&self, options: PlanOptions) -> Result<Plan, ToolRuntimeError> {
-        self.scope.core.begin(options, Some(&self.scope))
+        self.scope.core.begin(options, Some(&self.scope), None)
     }
 
     /// All tools of the plan, as they were when it began or last

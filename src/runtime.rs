@@ -17,6 +17,7 @@ use crate::contain::contain;
 use crate::context::PlanId;
 use crate::error::{ActivationError, ActivationPhase, EndReason, ToolError, ToolRuntimeError};
 use crate::event::{EventKind, EventStream, Subscribers};
+use crate::execute::Frame;
 use crate::fault::fault;
 use crate::keeper::{Begin, Job, Keeper, last_resort};
 use crate::layer::{Layer, Layers};
@@ -135,7 +136,8 @@ impl Core {
         if let Some(root) = &*root {
             return Arc::clone(root);
         }
-        let scope = PlanScope::new(self, PlanId::new(0), self.registry.snapshot(), None, None);
+        let scope =
+            PlanScope::new(self, PlanId::new(0), self.registry.snapshot(), None, None, None);
         if self.shut.load(SeqCst) {
             drop(root);
             scope.close(EndReason::ShutDown, Begin::There);
@@ -153,6 +155,7 @@ impl Core {
         self: &Arc<Self>,
         options: PlanOptions,
         parent: Option<&Arc<PlanScope>>,
+        begun_by: Option<Arc<Frame>>,
     ) -> Result<Plan, ToolRuntimeError> {
         if fault("flag-before-insert") && self.shut.load(SeqCst) {
             return Err(ToolRuntimeError::ShutDown);
@@ -177,7 +180,7 @@ impl Core {
             return Err(ActivationError::new("the keeper", phase, message).into());
         }
         let id = PlanId::new(self.next_plan.fetch_add(1, Relaxed) + 1);
-        let scope = PlanScope::new(self, id, tools, settings, parent.cloned());
+        let scope = PlanScope::new(self, id, tools, settings, parent.cloned(), begun_by);
         if let Some(span) = span::of_plan(&scope) {
             lock(&scope.log).set_span(span);
         }
@@ -375,7 +378,7 @@ impl ToolRuntime {
     ///
     /// `ShutDown` once [`shutdown`](Self::shutdown) has begun.
     pub fn begin(&self, options: PlanOptions) -> Result<Plan, ToolRuntimeError> {
-        self.core.begin(options, None)
+        self.core.begin(options, None, None)
     }
 
     /// Runs a plan from begin to finish: whatever becomes of `body`, the plan ends, and if it
@@ -826,7 +829,7 @@ impl RuntimeHandle {
     ///
     /// `ShutDown` once the runtime is shutting down or gone.
     pub fn begin(&self, options: PlanOptions) -> Result<Plan, ToolRuntimeError> {
-        self.core.upgrade().ok_or(ToolRuntimeError::ShutDown)?.begin(options, None)
+        self.core.upgrade().ok_or(ToolRuntimeError::ShutDown)?.begin(options, None, None)
     }
 
     /// A live plan, by its number.

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use crate::context::PlanId;
 use crate::error::{ActivationError, CallError, EndReason, ToolCancelled, ToolRuntimeError};
 use crate::event::{EventKind, EventStream, ToolEvent};
+use crate::execute::Frame;
 use crate::keeper::Begin;
 use crate::lease::Gate;
 use crate::obligation::{Active, Attempt, Made, Owed, Verdict};
@@ -52,6 +53,8 @@ pub(crate) struct PlanScope {
     /// The same moment on both clocks, read at the first call.
     clock: OnceLock<Clock>,
     pub(crate) parent: Option<Arc<PlanScope>>,
+    /// The call of the parent that began this plan, where a tool did.
+    pub(crate) begun_by: Option<Arc<Frame>>,
     /// Plans above this one.
     pub(crate) depth: u32,
     /// `None` where the runtime's defaults hold.
@@ -122,6 +125,7 @@ impl PlanScope {
         tools: Arc<Snapshot>,
         settings: Option<Box<PlanSettings>>,
         parent: Option<Arc<PlanScope>>,
+        begun_by: Option<Arc<Frame>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             id,
@@ -132,6 +136,7 @@ impl PlanScope {
             clock: OnceLock::new(),
             depth: parent.as_ref().map_or(0, |parent| parent.depth + 1),
             parent,
+            begun_by,
             settings,
             inner: Mutex::new(Inner {
                 slots: SlotTable::new(),

@@ -1271,6 +1271,31 @@ async fn a_call_between_the_outer_one_and_the_wait_keeps_its_own_limit() {
     }
 }
 
+/// A tool that is an agent itself: the waits of the plan that it begins are those of its call.
+#[tokio::test(start_paused = true)]
+async fn a_wait_in_a_plan_that_a_tool_began_does_not_count_in_its_call() {
+    let agent = |after: u64| {
+        ToolSpec::new("agent").read_only().handler_with(after, async |after, ctx, ()| {
+            let child = ctx.begin_child(PlanOptions::new())?;
+            child.execute("asking", json!({"wait": 60})).await?.into_result()?;
+            child.finish().await;
+            sleep(Duration::from_secs(after)).await;
+            Ok(())
+        })
+    };
+    for (after, code, took) in [(9, "ok", 69), (11, "timeout", 70)] {
+        let probe = asking();
+        let builder = paused().approver(Late(60)).tool(agent(after));
+        let fixture = Fixture::with(builder, &[&probe]).await;
+        let plan = fixture.plan();
+        let began = Instant::now();
+        let options = CallOptions::new().timeout(10 * SECOND);
+        let result = plan.execute_with("agent", json!({}), options).await.unwrap();
+        assert_eq!((result.code(), began.elapsed().as_secs()), (code, took));
+        fixture.end().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_nested_wait_that_is_given_up_starts_the_clock_again() {
     let impatient = ToolSpec::new("impatient").read_only().handler(async |ctx, (): ()| {

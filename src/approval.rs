@@ -156,12 +156,12 @@ impl SharedApprover {
         Self(Arc::new(Foreign::new(Box::new(approver))))
     }
 
-    /// Asks; whatever goes wrong refuses.
-    pub(crate) async fn ask(&self, request: &ApprovalRequest) -> Decision {
+    /// Asks. Whatever goes wrong refuses; the error says what, for an operator.
+    pub(crate) async fn ask(&self, request: &ApprovalRequest) -> Result<Decision, String> {
         match Contained::new(|| self.0.decide(request)).await {
-            Ok(Ok(decision)) => decision,
-            Ok(Err(failure)) => Decision::deny(format!("the approver failed: {failure}")),
-            Err(panicked) => Decision::deny(format!("the approver panicked: {}", panicked.text)),
+            Ok(Ok(decision)) => Ok(decision),
+            Ok(Err(failure)) => Err(format!("the approver failed: {failure}")),
+            Err(panicked) => Err(format!("the approver panicked: {}", panicked.text)),
         }
     }
 }

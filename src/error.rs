@@ -187,9 +187,14 @@ impl CallError {
 
     /// What to tell a model: see [`ToolRuntimeError::to_model_text`].
     pub fn to_model_text(&self) -> String {
+        format!("error ({}): {}", self.code(), self.told())
+    }
+
+    /// That text without its code.
+    pub(crate) fn told(&self) -> String {
         match self {
-            Self::Cancelled(error) => format!("error (cancelled): {error}"),
-            Self::Runtime(error) => error.to_model_text(),
+            Self::Cancelled(error) => error.to_string(),
+            Self::Runtime(error) => error.told(),
         }
     }
 }
@@ -250,8 +255,10 @@ pub enum ToolRuntimeError {
     ApprovalDenied {
         /// The tool.
         tool: ToolName,
-        /// What the person said.
+        /// What the person said, or what is wrong with the approver.
         reason: String,
+        /// The approver failed or panicked: the reason is none of the model's business.
+        broken: bool,
     },
     /// A limit of the plan, the tool or the runtime.
     #[error("`{tool}` is over a limit: {reason}")]
@@ -341,7 +348,11 @@ impl ToolRuntimeError {
     /// assert_eq!(error.to_model_text(), "error (shut_down): no more tools can be called");
     /// ```
     pub fn to_model_text(&self) -> String {
-        let text = match self {
+        format!("error ({}): {}", self.code(), self.told())
+    }
+
+    fn told(&self) -> String {
+        match self {
             Self::PlanEnded { .. } | Self::ShutDown => "no more tools can be called".to_owned(),
             Self::NotFound { nearest, .. } if !nearest.is_empty() => {
                 let names: Vec<_> = nearest.iter().map(ToolName::provider_safe).collect();
@@ -353,6 +364,9 @@ impl ToolRuntimeError {
             }
             Self::ApprovalRequired { .. } => {
                 "it needs an approval, and nobody is there to give one; do not try again".to_owned()
+            }
+            Self::ApprovalDenied { broken: true, .. } => {
+                "it could not be approved; try again later".to_owned()
             }
             Self::ApprovalDenied { reason, .. } => format!("it was not approved: {reason}"),
             Self::LimitExceeded { concurrency: true, .. } => {
@@ -368,8 +382,7 @@ impl ToolRuntimeError {
             }
             Self::Execution { message, .. } => message.clone(),
             Self::Deactivation { .. } => "the tool could not be released".to_owned(),
-        };
-        format!("error ({}): {text}", self.code())
+        }
     }
 }
 

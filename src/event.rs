@@ -6,7 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use serde::Serialize;
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{Receiver, Sender, channel};
 
@@ -78,10 +79,10 @@ pub enum EventKind {
     Executing,
     /// The tool says how far it is.
     Progress(Progress),
-    /// The call is over: its trace.
-    Finished(Box<ToolExecutionTrace>),
-    /// The instance was deactivated.
-    Deactivated(DeactivationRecord),
+    /// The call is over: its trace. Serialised it stands under `trace`.
+    Finished(#[serde(serialize_with = "under_trace")] Box<ToolExecutionTrace>),
+    /// The instance was deactivated. Serialised the record stands under `deactivation`.
+    Deactivated(#[serde(serialize_with = "under_deactivation")] DeactivationRecord),
     /// The plan has ended and everything of it is at rest. Nothing comes after this.
     #[non_exhaustive]
     Ended {
@@ -96,6 +97,25 @@ pub enum EventKind {
         /// How many.
         count: u64,
     },
+}
+
+/// An event has a plan and a name of its own: each key stands once.
+fn under_trace<S: Serializer>(
+    trace: &ToolExecutionTrace,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let mut finished = serializer.serialize_struct("Finished", 1)?;
+    finished.serialize_field("trace", trace)?;
+    finished.end()
+}
+
+fn under_deactivation<S: Serializer>(
+    record: &DeactivationRecord,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let mut deactivated = serializer.serialize_struct("Deactivated", 1)?;
+    deactivated.serialize_field("deactivation", record)?;
+    deactivated.end()
 }
 
 /// What a call, or an activation, waits for.

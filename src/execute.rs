@@ -209,10 +209,10 @@ pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), C
         };
         match answer {
             Asked::Approved(approved) => by_hand(scope, tool, approved).await,
-            Asked::Denied(reason) => Err(denied(tool, reason).into()),
+            Asked::Denied(reason) => Err(denied(tool, reason, false).into()),
             Asked::Changed(..) => {
                 let reason = "to activate a tool by hand there is no input to change".to_owned();
-                Err(denied(tool, reason).into())
+                Err(denied(tool, reason, false).into())
             }
         }
     });
@@ -235,7 +235,7 @@ async fn by_hand(
 ) -> Result<(), Stop> {
     let active = scope.tool_instance(tool, true).await;
     let active = active.map_err(|refused| refused_error(tool, refused))?;
-    unchanged(tool, &active)
+    unchanged(scope, tool, &active)
 }
 
 /// Gives the number of what is no call, and leaves no trace, back when it is over.
@@ -312,7 +312,7 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
                 granted = Some(fingerprint);
                 record.input_changed = true;
             }
-            Asked::Denied(reason) => return Err(denied(tool, reason).into()),
+            Asked::Denied(reason) => return Err(denied(tool, reason, false).into()),
         }
     };
     if approved.is_none() {
@@ -355,7 +355,7 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
                 // Boxed: the cold path must not make the future of every call larger.
                 None => Box::pin(activated(tool, approved, &interrupts)).await?,
             };
-            unchanged(tool, &found)?;
+            unchanged(scope, tool, &found)?;
             // An instance that is being retired lets nobody in, and is out of its slot: ask again.
             active = found.gate.admit().map(|number| (found, number));
         }
@@ -585,11 +585,12 @@ async fn ask(
             decision = approver.ask(&request) => decision,
             () = interrupts.stop() => return Err(stopped(interrupts)),
             () = scope.core.sleep(settings.approval_wait) => {
-                Decision::deny(format!("nobody answered within {:?}", settings.approval_wait))
+                let wait = settings.approval_wait;
+                Ok(Decision::deny(format!("nobody answered within {wait:?}")))
             }
         };
         interrupts.began += since.elapsed();
-        decision
+        decision.map_err(|problem| denied(tool, problem, true))?
     };
     let (answer, remembered) = decided(decision, wanted, definition);
     if let Some(fingerprint) = remembered {
@@ -626,8 +627,8 @@ impl Drop for Paused {
     }
 }
 
-fn denied(tool: &ToolEntry, reason: String) -> ToolRuntimeError {
-    ToolRuntimeError::ApprovalDenied { tool: tool.descriptor.name.clone(), reason }
+fn denied(tool: &ToolEntry, reason: String, broken: bool) -> ToolRuntimeError {
+    ToolRuntimeError::ApprovalDenied { tool: tool.descriptor.name.clone(), reason, broken }
 }
 
 // ===== room 6: permit =====
@@ -699,8 +700,8 @@ async fn activated(
 }
 
 /// Whether an instance is of the tool as the plan knows it now.
-fn unchanged(tool: &ToolEntry, active: &Active) -> Result<(), Stop> {
-    if active.version == tool.version {
+fn unchanged(scope: &PlanScope, tool: &ToolEntry, active: &Active) -> Result<(), Stop> {
+    if active.version == tool.version || scope.tools.is_version(tool, active.version) {
         return Ok(());
     }
     let tool = tool.descriptor.name.clone();

@@ -65,8 +65,14 @@ impl ToolName {
                 return Err(invalid(format!("the {which} {problem}")));
             }
         }
-        let canonical =
+        let canonical: Arc<str> =
             if path.is_some() { text.into() } else { format!("{DEFAULT_NAMESPACE}/{name}").into() };
+        if canonical.len() > MAX_NAME {
+            return Err(invalid(format!(
+                "it has {} bytes with its namespace, at most {MAX_NAME} are allowed",
+                canonical.len()
+            )));
+        }
         Ok(Self(canonical))
     }
 

@@ -437,8 +437,8 @@ impl PlanSettings {
         }
         if let Some(inner) = &own.sandbox {
             if !self.sandbox.as_ref().is_some_and(|outer| is_inside(inner, outer)) {
-                let inner = inner.display();
-                return Err(denied(format!("its parent has no sandbox that holds `{inner}`")));
+                // Without the path: a model may read this, through a tool that is an agent.
+                return Err(denied("its parent has no sandbox that holds its own".to_owned()));
             }
         }
         Ok(Box::new(own))

@@ -42,6 +42,12 @@ impl ToolEntry {
         self.digest.get_or_init(|| definition_digest(&self.descriptor))
     }
 
+    /// Whether it is defined as another of that name. A definition that came back has another
+    /// version and the same digest.
+    fn is_same(&self, other: &Self) -> bool {
+        self.version == other.version || self.digest() == other.digest()
+    }
+
     /// Where it comes from, for an error.
     fn origin(&self) -> String {
         origin(self.source.as_deref(), &self.descriptor)
@@ -95,7 +101,7 @@ impl Snapshot {
     }
 
     pub(crate) fn by_id(&self, id: u32) -> Option<&ToolEntry> {
-        self.tools.binary_search_by_key(&id, |tool| tool.id).ok().map(|at| &*self.tools[at])
+        by_id(&self.tools, id)
     }
 
     /// The tool that a text stands for.
@@ -106,22 +112,6 @@ impl Snapshot {
     /// Whether the snapshot is older than another of the same registry.
     fn is_before(&self, other: &Self) -> bool {
         self.serial < other.serial
-    }
-
-    /// What is different in a later one.
-    fn changes(&self, later: &Self) -> ToolChanges {
-        let mut changes = ToolChanges::default();
-        for tool in &later.tools {
-            let name = || tool.descriptor.name.clone();
-            match self.by_id(tool.id) {
-                None => changes.added.push(name()),
-                Some(before) if before.version != tool.version => changes.changed.push(name()),
-                Some(_) => {}
-            }
-        }
-        let gone = self.tools.iter().filter(|tool| later.by_id(tool.id).is_none());
-        changes.removed = gone.map(|tool| tool.descriptor.name.clone()).collect();
-        changes
     }
 
     fn insert(&mut self, entry: &Arc<ToolEntry>) {
@@ -141,22 +131,33 @@ impl Snapshot {
 
     pub(crate) fn not_found(&self, name: &str) -> ToolRuntimeError {
         let name: String = name.chars().take(256).collect();
-        let asked = ToolName::parse(&name).map_or_else(|_| name.clone(), |name| name.to_string());
-        let mut near: Vec<_> = self
-            .tools
-            .iter()
-            .map(|tool| (&tool.descriptor.name, tool.descriptor.name.as_str().len()))
-            .map(|(known, length)| (known, length, length.max(asked.len()) / 3))
-            // Most names are told apart by their length.
-            .filter(|(_, length, far)| length.abs_diff(asked.len()) <= *far)
-            .map(|(known, _, far)| (distance(&asked, known.as_str()), far, known))
-            .filter(|(distance, far, _)| distance <= far)
-            .map(|(distance, _, known)| (distance, known))
-            .collect();
+        // A model misspells what it was told: the provider-safe name.
+        let readings = [ToolName::from_provider_safe(&name), ToolName::parse(&name).ok()];
+        let mut readings: Vec<_> = readings.iter().flatten().map(ToolName::as_str).collect();
+        if readings.is_empty() {
+            readings.push(&name);
+        }
+        let far_from = |known: &str| {
+            let far = |asked: &&str| {
+                let most = known.len().max(asked.len()) / 3;
+                // Most names are told apart by their length.
+                let alike = known.len().abs_diff(asked.len()) <= most;
+                alike.then(|| distance(asked, known)).filter(|far| *far <= most)
+            };
+            readings.iter().filter_map(far).min()
+        };
+        let names = self.tools.iter().map(|tool| &tool.descriptor.name);
+        let mut near: Vec<_> =
+            names.filter_map(|known| Some((far_from(known.as_str())?, known))).collect();
         near.sort();
         let nearest = near.into_iter().take(3).map(|(_, name)| name.clone()).collect();
         ToolRuntimeError::NotFound { name, nearest }
     }
+}
+
+/// Of tools in the order of their ids.
+fn by_id(tools: &[Arc<ToolEntry>], id: u32) -> Option<&ToolEntry> {
+    tools.binary_search_by_key(&id, |tool| tool.id).ok().map(|at| &*tools[at])
 }
 
 impl fmt::Debug for Snapshot {
@@ -181,6 +182,22 @@ impl ToolChanges {
     /// Whether nothing is different.
     pub fn is_empty(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty()
+    }
+
+    /// From one set of tools to another, both in the order of their ids.
+    fn between(before: &[Arc<ToolEntry>], after: &[Arc<ToolEntry>]) -> Self {
+        let mut changes = Self::default();
+        for tool in after {
+            let name = || tool.descriptor.name.clone();
+            match by_id(before, tool.id) {
+                None => changes.added.push(name()),
+                Some(before) if !before.is_same(tool) => changes.changed.push(name()),
+                Some(_) => {}
+            }
+        }
+        let gone = before.iter().filter(|tool| by_id(after, tool.id).is_none());
+        changes.removed = gone.map(|tool| tool.descriptor.name.clone()).collect();
+        changes
     }
 }
 
@@ -207,10 +224,21 @@ impl Pinned {
         &pinned.snapshot
     }
 
+    /// All that were pinned, the first one first. A loop and no recursion, here and in the drop:
+    /// a plan may live long.
+    fn all(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |pinned| pinned.later.get().map(|later| &**later))
+    }
+
     /// A tool by its id, also one that the latest snapshot does not have any more.
     pub(crate) fn by_id(&self, id: u32) -> Option<&ToolEntry> {
-        let later = self.later.get().and_then(|later| later.by_id(id));
-        later.or_else(|| self.snapshot.by_id(id))
+        self.all().filter_map(|pinned| pinned.snapshot.by_id(id)).last()
+    }
+
+    /// Whether a tool is defined as that version of it, which was pinned too.
+    pub(crate) fn is_version(&self, tool: &ToolEntry, version: u32) -> bool {
+        let mut were = self.all().filter_map(|pinned| pinned.snapshot.by_id(tool.id));
+        were.any(|was| was.version == version && was.is_same(tool))
     }
 
     /// What a text stood for before the latest snapshot, the newest first.
@@ -237,8 +265,17 @@ impl Pinned {
                 return ToolChanges::default();
             }
             if pinned.later.set(Box::new(Self::new(Arc::clone(to)))).is_ok() {
-                return pinned.snapshot.changes(to);
+                return ToolChanges::between(&pinned.snapshot.tools, &to.tools);
             }
+        }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let mut later = self.later.take();
+        while let Some(mut pinned) = later {
+            later = pinned.later.take();
         }
     }
 }
@@ -505,7 +542,9 @@ impl Making {
     }
 
     fn replace(&mut self, old: &[Arc<ToolEntry>], new: &[Arc<ToolEntry>]) -> ToolChanges {
-        let before = (!old.is_empty()).then(|| Arc::clone(&self.snapshot));
+        let mut in_order = new.to_vec();
+        in_order.sort_unstable_by_key(|tool| tool.id);
+        let changes = ToolChanges::between(old, &in_order);
         // Copied only where somebody holds it: a snapshot that was given away.
         let snapshot = Arc::make_mut(&mut self.snapshot);
         snapshot.serial += 1;
@@ -526,13 +565,7 @@ impl Making {
             };
             self.former.insert(entry.descriptor.name.clone(), was);
         }
-        match before {
-            Some(before) => before.changes(&self.snapshot),
-            None => ToolChanges {
-                added: new.iter().map(|tool| tool.descriptor.name.clone()).collect(),
-                ..ToolChanges::default()
-            },
-        }
+        changes
     }
 }
 
@@ -584,7 +617,7 @@ fn compile(asked: &Asked, pool: &Mutex<SchemaPool>) -> Result<[Option<Schema>; 2
 }
 
 /// Every text that stands for a name, each once.
-fn texts(name: &ToolName) -> Vec<Arc<str>> {
+pub(crate) fn texts(name: &ToolName) -> Vec<Arc<str>> {
     let mut texts: Vec<Arc<str>> = vec![name.as_str().into(), name.provider_safe().into()];
     if name.server().is_none() && name.namespace() == DEFAULT_NAMESPACE {
         texts.push(name.name().into());

@@ -9,7 +9,7 @@ use crate::descriptor::ToolDescriptor;
 use crate::error::ToolError;
 use crate::name::ToolName;
 use crate::plan::PlanHandle;
-use crate::registry::ToolRegistry;
+use crate::registry::{ToolRegistry, texts};
 use crate::sync::{Mutex, lock};
 use crate::tool::ToolResult;
 
@@ -77,18 +77,20 @@ impl ToolRunner {
     }
 
     /// Executes a tool. Always a result: what [`PlanHandle::execute`] gives as an error has its
-    /// text in `error` and its code in the metadata.
+    /// text for a model in `error` and its code in the metadata. The text for an operator is in the
+    /// trace.
     ///
     /// # Cancel safety
     ///
     /// As there.
     pub async fn execute(&self, name: &str, input: Value) -> ToolResult {
         let began = Instant::now();
-        self.note(name);
-        self.plan.execute(name, input).await.unwrap_or_else(|error| {
+        let mut called = Called { runner: self, name, refused: false };
+        let executed = self.plan.execute(name, input).await;
+        called.refused = executed.is_err();
+        executed.unwrap_or_else(|error| {
             let took = began.elapsed();
-            let text = error.to_string();
-            let mut result = ToolResult::failed(error.code(), text);
+            let mut result = ToolResult::failed(error.code(), error.told());
             result.duration_ms = took.as_secs_f64() * 1000.0;
             result
         })
@@ -101,9 +103,17 @@ impl ToolRunner {
     ///
     /// As [`PlanHandle::deactivate`].
     pub async fn deactivate(&self, name: &str) -> bool {
-        let known = self.plan.scope.resolve(name).ok().map(|tool| tool.descriptor.name.clone());
-        let was_noted = known.is_some_and(|name| lock(&self.immediate).remove(&name));
+        let was_noted = self.forget(name) && self.plan.end_reason().is_none();
         self.plan.deactivate(name).await || was_noted
+    }
+
+    fn forget(&self, name: &str) -> bool {
+        let mut immediate = lock(&self.immediate);
+        let known = self.plan.scope.resolve(name).ok().map(|tool| tool.descriptor.name.clone());
+        let stands_for = |noted: &&ToolName| texts(noted).iter().any(|text| **text == *name);
+        // It may be gone by now.
+        let known = known.or_else(|| immediate.iter().find(stands_for).cloned());
+        known.is_some_and(|name| immediate.remove(&name))
     }
 
     fn note(&self, name: &str) {
@@ -111,6 +121,22 @@ impl ToolRunner {
             if tool.immediate.is_some() {
                 lock(&self.immediate).insert(tool.descriptor.name.clone());
             }
+        }
+    }
+}
+
+/// A call under way. An immediate tool was used unless the call was refused; one that is dropped
+/// half-way may have come that far.
+struct Called<'a> {
+    runner: &'a ToolRunner,
+    name: &'a str,
+    refused: bool,
+}
+
+impl Drop for Called<'_> {
+    fn drop(&mut self) {
+        if !self.refused {
+            self.runner.note(self.name);
         }
     }
 }

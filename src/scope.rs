@@ -164,15 +164,21 @@ impl PlanScope {
     // ===== the tools =====
 
     /// The tool that a text stands for: by the snapshot that the plan goes by, or, where that does
-    /// not have it any more, one that is still active.
+    /// not have it any more, one that is still active, or about to be.
     pub(crate) fn resolve(&self, name: &str) -> Result<&Arc<ToolEntry>, ToolRuntimeError> {
         let latest = self.tools.latest();
         if let Some(tool) = latest.find(name) {
             return Ok(tool);
         }
-        let is_active =
-            |tool: &&Arc<ToolEntry>| self.inner().slots.active(&Key::Tool(tool.id)).is_some();
-        let former = self.tools.former(name).into_iter().find(is_active);
+        // What is active stays usable as what it is, also when it changed before it was removed.
+        let is_alive = |tool: &&Arc<ToolEntry>| {
+            let (inner, key) = (self.inner(), Key::Tool(tool.id));
+            match inner.slots.active(&key) {
+                Some(active) => active.version == tool.version,
+                None => inner.slots.is_activating(&key),
+            }
+        };
+        let former = self.tools.former(name).into_iter().find(is_alive);
         former.ok_or_else(|| latest.not_found(name))
     }
 

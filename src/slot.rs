@@ -178,6 +178,12 @@ impl<I: Clone, W: Clone> SlotTable<I, W> {
         }
     }
 
+    /// Whether an activation of a key is under way that nobody has doomed.
+    pub(crate) fn is_activating(&self, key: &Key) -> bool {
+        let slot = self.slots.iter().find(|slot| slot.key == *key);
+        slot.is_some_and(|slot| matches!(slot.state, State::Activating { doomed: None, .. }))
+    }
+
     /// Asks for the instance of a key. `by_hand` is the host's explicit activation.
     pub(crate) fn ask(
         &mut self,

@@ -38,12 +38,22 @@ mod approval;
 mod layer;
 // Quotas, calls and activations at once, the size of outputs.
 mod limit;
-// Names and the registry.
+// Names: one parser, one encoding.
+mod name;
+// The registry and its snapshots.
 mod registry;
+// What a plan sees of a registry that changes under way.
+mod sync;
+// The front of the tool card: the four stages by hand.
+mod runner;
+// The front of a model: arguments as text, several calls in a turn, what it is told.
+mod batch;
 // What model providers are told of a tool.
 mod definition;
 // Function tools and typed handlers.
 mod function;
+// What is serialised: the outputs of typed tools, and all that the crate tells.
+mod serial;
 // P16 and the runtime's statistics.
 mod ledger;
 // Public failure reports, as tests of what is right.

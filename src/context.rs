@@ -453,8 +453,13 @@ impl ToolExecutionContext {
         self.state().token.get_or_init(|| self.scope.soft().child_token()).clone()
     }
 
-    /// Tells whoever listens how far the call is. Costs nothing while nobody does.
+    /// Tells whoever listens how far the call is. Costs nothing while nobody does, and does nothing
+    /// once the call is over.
     pub fn progress(&self, progress: Progress) {
+        let is_heard = self.scope.core.subscribers.is_heard();
+        if !is_heard || lock(&self.scope.log).has_ended(self.call) {
+            return;
+        }
         self.scope.tell(Some(self.call), || {
             let tool = self.scope.tools.by_id(self.tool);
             (tool.map(|tool| tool.descriptor.name.to_string()), EventKind::Progress(progress))

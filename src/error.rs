@@ -124,6 +124,22 @@ pub enum EndReason {
     ShutDown,
 }
 
+impl EndReason {
+    /// The stable text, as when serialised.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::DeadlinePassed => "deadline_passed",
+            Self::Dropped => "dropped",
+            Self::Panicked => "panicked",
+            Self::ParentEnded => "parent_ended",
+            Self::ShutDown => "shut_down",
+        }
+    }
+}
+
 impl fmt::Display for EndReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -83,7 +83,8 @@ pub enum EventKind {
     Finished(#[serde(serialize_with = "under_trace")] Box<ToolExecutionTrace>),
     /// The instance was deactivated. Serialised the record stands under `deactivation`.
     Deactivated(#[serde(serialize_with = "under_deactivation")] DeactivationRecord),
-    /// The plan has ended and everything of it is at rest. Nothing comes after this.
+    /// The plan has ended and everything of it is at rest. Nothing comes after this, save the end of
+    /// a call that the hard end cut and whose task did not poll it in the 250 ms after that.
     #[non_exhaustive]
     Ended {
         /// Why.
@@ -211,6 +212,8 @@ impl Progress {
 /// # Ok(()) }
 /// ```
 pub struct EventStream {
+    /// Whose: 0 for all.
+    of: PlanId,
     receiver: Receiver<ToolEvent>,
     heard: Arc<AtomicUsize>,
 }
@@ -224,7 +227,7 @@ impl EventStream {
     pub async fn next(&mut self) -> Option<ToolEvent> {
         match self.receiver.recv().await {
             Ok(event) => Some(event),
-            Err(RecvError::Lagged(count)) => Some(lost(count)),
+            Err(RecvError::Lagged(count)) => Some(lost(self.of, count)),
             Err(RecvError::Closed) => None,
         }
     }
@@ -242,9 +245,9 @@ impl fmt::Debug for EventStream {
     }
 }
 
-fn lost(count: u64) -> ToolEvent {
+fn lost(plan_id: PlanId, count: u64) -> ToolEvent {
     let kind = EventKind::Lost { count };
-    ToolEvent { plan_id: PlanId::new(0), call_id: None, name: None, kind }
+    ToolEvent { plan_id, call_id: None, name: None, kind }
 }
 
 // ===== who is told =====
@@ -268,17 +271,21 @@ impl Subscribers {
             let mut all = lock(&self.all);
             all.get_or_insert_with(|| channel(OF_ALL).0).subscribe()
         };
-        self.counted(receiver)
+        self.counted(PlanId::new(0), receiver)
     }
 
     /// To one plan, whose channel is made here if there is none.
-    pub(crate) fn subscribe_to(&self, plan: &mut Option<Sender<ToolEvent>>) -> EventStream {
-        self.counted(plan.get_or_insert_with(|| channel(OF_A_PLAN).0).subscribe())
+    pub(crate) fn subscribe_to(
+        &self,
+        plan: PlanId,
+        events: &mut Option<Sender<ToolEvent>>,
+    ) -> EventStream {
+        self.counted(plan, events.get_or_insert_with(|| channel(OF_A_PLAN).0).subscribe())
     }
 
-    fn counted(&self, receiver: Receiver<ToolEvent>) -> EventStream {
+    fn counted(&self, of: PlanId, receiver: Receiver<ToolEvent>) -> EventStream {
         self.heard.fetch_add(1, Relaxed);
-        EventStream { receiver, heard: Arc::clone(&self.heard) }
+        EventStream { of, receiver, heard: Arc::clone(&self.heard) }
     }
 
     pub(crate) fn tell(&self, plan: Option<Sender<ToolEvent>>, event: &ToolEvent) {

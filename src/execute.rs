@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, Span};
+use tracing::Instrument;
 
 use crate::approval::{
     ApprovalRequest, Approved, Asked, Decision, Fingerprint, decided, fingerprint, hexadecimal,
@@ -27,21 +27,27 @@ use crate::event::{EventKind, Wait};
 use crate::keeper::Begin;
 use crate::layer::{Entered, LayerCall};
 use crate::lease::Lease;
-use crate::limit::{cut, give_back, reserve, size_of};
+use crate::limit::{cut, give_back, reserve, size_of, take_apart};
 use crate::obligation::{Active, Held};
 use crate::options::{OutputCheck, PlanSettings};
 use crate::policy::{Admitted, admit};
 use crate::registry::ToolEntry;
-use crate::schema::{Schema, SchemaValidationError};
+use crate::schema::{Schema, SchemaValidationError, is_deeper_than};
 use crate::scope::{PlanScope, ended_error};
 use crate::slot::{Key, Refused, SlotId, Why};
-use crate::span;
+use crate::span::{self, Kept};
 use crate::sync::lock;
 use crate::tool::{FailureKind, ToolFailure, ToolOutput, ToolResult};
 use crate::trace::{NO_TOOL, Record, RecordText, ToolExecutionTrace};
 
 /// The longest text of an error that a trace keeps, in bytes.
 const MOST_ERROR_TEXT: usize = 4096;
+/// The deepest nesting of an output: what JSON parsers read. Everything that looks at a value, its
+/// drop too, recurses through it, and a stack that overflows is the end of the process.
+const MOST_NESTED: usize = 127;
+/// What the runtime says in the metadata of a result.
+const OWN_WORDS: [&str; 6] =
+    ["code", "faults", "input_changed", "output_faults", "output_valid", "truncated"];
 /// The deepest nesting of calls.
 const MOST_DEPTH: u32 = 16;
 
@@ -178,7 +184,7 @@ pub(crate) async fn call(call: &Call<'_>) -> Result<ToolResult, CallError> {
         return Err(call.scope.ended_error());
     };
     let mut record = CallRecord::begin(call, lease.call());
-    let span = record.span.as_deref().cloned();
+    let span = record.span.as_ref().map(|kept| kept.span().clone());
     let ended = {
         let rooms = pin!(rooms(call, &mut record));
         match span {
@@ -398,8 +404,12 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
         Some(Ok(output)) => output,
         failed => return Err(failure(failed.take(), &interrupts)),
     };
+    forget_own_words(output);
 
     // 10 check output
+    if is_deeper_than(&output.value, MOST_NESTED) {
+        return Err(output_too_deep(output));
+    }
     if let (Some(schema), false) = (&tool.output, settings.output_check == OutputCheck::Off) {
         let valid = schema.is_valid(&output.value);
         record.output_valid = Some(valid);
@@ -610,7 +620,7 @@ impl Paused {
             for frame in above.into_iter().flat_map(|frame| frame.all()) {
                 states.push(lock(&scope.log).state(frame.call, CallState::new));
             }
-            (plan, above) = (scope.parent.as_deref(), scope.begun_by.as_ref());
+            (plan, above) = (scope.parent.as_deref(), scope.settings().begun_by.as_ref());
         }
         for state in &states {
             state.pause.begin();
@@ -828,6 +838,22 @@ fn without_output(broken: Broken, tool: &ToolEntry, interrupts: &Interrupts<'_>)
 
 // ===== rooms 10 and 11: check output, limit =====
 
+/// The runtime's own words in the metadata are the runtime's alone.
+fn forget_own_words(output: &mut ToolOutput) {
+    if !output.metadata.is_empty() {
+        for word in OWN_WORDS {
+            output.metadata.remove(word);
+        }
+    }
+}
+
+#[cold]
+fn output_too_deep(output: &mut ToolOutput) -> Stop {
+    take_apart(output.value.take());
+    let message = format!("the output cannot be JSON: it is nested more than {MOST_NESTED} deep");
+    Stop::failed(OutcomeCode::InvalidOutput, message)
+}
+
 /// What an output is worth that breaks its schema: no success, or a warning for the trace.
 #[cold]
 fn broken_output(
@@ -1004,7 +1030,7 @@ struct CallRecord<'a> {
     size: usize,
     written: bool,
     given: Given,
-    span: Option<Box<Span>>,
+    span: Option<Box<Kept>>,
 }
 
 impl<'a> CallRecord<'a> {

@@ -117,7 +117,9 @@ impl Keeper {
                 return;
             }
         }
-        let job = job.in_current_span().with_current_subscriber();
+        let job = job.in_current_span();
+        // Over while the subscriber is current: that is who closes the spans above the job's.
+        let job = async move { job.await }.with_current_subscriber();
         #[cfg(not(toolscope_shuttle))]
         if begin == Begin::Apart && !self.foreign {
             // Not on a test's runtime: its paused clock would stand still meanwhile.

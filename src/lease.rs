@@ -84,7 +84,7 @@ impl Gate {
         self.word.load(SeqCst) & REVOKED != 0
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.word.load(SeqCst) & IN_FLIGHT == 0
     }
 

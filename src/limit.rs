@@ -97,6 +97,18 @@ fn size_of_byte(byte: u8) -> usize {
     }
 }
 
+/// Drops a value of any depth: its own drop recurses.
+pub(crate) fn take_apart(value: Value) {
+    let mut parts = vec![value];
+    while let Some(part) = parts.pop() {
+        match part {
+            Value::Array(items) => parts.extend(items),
+            Value::Object(fields) => parts.extend(fields.into_iter().map(|(_, field)| field)),
+            _ => {}
+        }
+    }
+}
+
 /// What ends a text that was cut.
 const MARK: &str = " [cut]";
 

@@ -275,11 +275,12 @@ impl Owed {
         else {
             unreachable!("BUG: an activation is committed once");
         };
+        // Told before anybody can have the instance, or take it out again.
+        self.scope.tell_of(self.slot, |generation, _| EventKind::Active { generation });
         let doom = self.scope.commit(self.slot, made, &attempt);
         attempt.keep();
         match doom {
             Ok(()) => {
-                self.scope.tell_of(self.slot, |generation, _| EventKind::Active { generation });
                 publish.send_replace(Some(Ok(())));
                 self.scope.tell_changed();
                 false

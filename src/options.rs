@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::approval::{Approver, SharedApprover};
 use crate::descriptor::{BoundResource, ToolFilter};
 use crate::error::ToolRuntimeError;
+use crate::execute::Frame;
 use crate::limit::Quota;
 use crate::name::ToolName;
 use crate::policy::{Rights, Rule};
@@ -321,6 +322,7 @@ impl PlanOptions {
             metadata,
             resources,
             sandbox: wanted.sandbox.or_else(|| defaults.sandbox.clone()),
+            begun_by: None,
         }
     }
 }
@@ -362,6 +364,8 @@ pub(crate) struct PlanSettings {
     pub(crate) metadata: Map<String, Value>,
     pub(crate) resources: Vec<BoundResource>,
     pub(crate) sandbox: Option<PathBuf>,
+    /// The call of the parent that began this plan, where a tool did.
+    pub(crate) begun_by: Option<Arc<Frame>>,
 }
 
 impl PlanSettings {
@@ -386,6 +390,7 @@ impl PlanSettings {
             metadata: Map::new(),
             resources: Vec::new(),
             sandbox: None,
+            begun_by: None,
         }
     }
 
@@ -409,6 +414,7 @@ impl PlanSettings {
             metadata: self.metadata.clone(),
             resources: self.resources.clone(),
             sandbox: self.sandbox.clone(),
+            begun_by: None,
             ..*self
         }
     }

@@ -136,8 +136,7 @@ impl Core {
         if let Some(root) = &*root {
             return Arc::clone(root);
         }
-        let scope =
-            PlanScope::new(self, PlanId::new(0), self.registry.snapshot(), None, None, None);
+        let scope = PlanScope::new(self, PlanId::new(0), self.registry.snapshot(), None, None);
         if self.shut.load(SeqCst) {
             drop(root);
             scope.close(EndReason::ShutDown, Begin::There);
@@ -165,7 +164,8 @@ impl Core {
             None => (self.registry.snapshot(), options.settle(&self.defaults)),
             Some(parent) => {
                 parent.notice_tokens();
-                let settings = parent.settings().child(options)?;
+                let mut settings = parent.settings().child(options)?;
+                settings.begun_by = begun_by;
                 (Arc::clone(parent.tools.latest()), Some(settings))
             }
         };
@@ -180,7 +180,7 @@ impl Core {
             return Err(ActivationError::new("the keeper", phase, message).into());
         }
         let id = PlanId::new(self.next_plan.fetch_add(1, Relaxed) + 1);
-        let scope = PlanScope::new(self, id, tools, settings, parent.cloned(), begun_by);
+        let scope = PlanScope::new(self, id, tools, settings, parent.cloned());
         if let Some(span) = span::of_plan(&scope) {
             lock(&scope.log).set_span(span);
         }
@@ -546,26 +546,32 @@ impl fmt::Debug for ToolRuntime {
 impl Drop for ToolRuntime {
     fn drop(&mut self) {
         self.core.close_all();
-        let _over = StreamsOver(&self.core.subscribers);
+        let over = StreamsOver(Arc::clone(&self.core.subscribers));
         match self.core.keeper.get() {
             Some(Some(keeper)) if keeper.is_foreign() => self.core.end_root(),
             Some(Some(keeper)) if keeper.is_here() => {
                 // To wait on a thread that must do the work would be a deadlock: another one waits.
                 let (core, wait) = (Arc::clone(&self.core), self.drop_wait);
                 let thread = std::thread::Builder::new().name("toolscope-drop".into());
-                if thread.spawn(move || close_down(&core, wait)).is_err() {
+                let close_down = move || {
+                    close_down(&core, wait);
+                    drop(over);
+                };
+                if thread.spawn(close_down).is_err() {
                     self.core.end_root();
                 }
+                return;
             }
             _ => close_down(&self.core, self.drop_wait),
         }
+        drop(over);
     }
 }
 
 /// Ends the streams of events when the last event has been told.
-struct StreamsOver<'a>(&'a Subscribers);
+struct StreamsOver(Arc<Subscribers>);
 
-impl Drop for StreamsOver<'_> {
+impl Drop for StreamsOver {
     fn drop(&mut self) {
         self.0.end();
     }

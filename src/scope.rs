@@ -25,7 +25,6 @@ use tokio_util::sync::CancellationToken;
 use crate::context::PlanId;
 use crate::error::{ActivationError, CallError, EndReason, ToolCancelled, ToolRuntimeError};
 use crate::event::{EventKind, EventStream, ToolEvent};
-use crate::execute::Frame;
 use crate::keeper::Begin;
 use crate::lease::Gate;
 use crate::obligation::{Active, Attempt, Made, Owed, Verdict};
@@ -34,7 +33,7 @@ use crate::registry::{Pinned, Snapshot, ToolChanges, ToolEntry};
 use crate::runtime::Core;
 use crate::slot::{Key, Refused, Retired, SlotId, SlotTable, Why};
 use crate::span;
-use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::trace::{Clock, DeactivationOutcome, DeactivationRecord, PlanLog, ToolExecutionTrace};
 
@@ -53,10 +52,10 @@ pub(crate) struct PlanScope {
     /// The same moment on both clocks, read at the first call.
     clock: OnceLock<Clock>,
     pub(crate) parent: Option<Arc<PlanScope>>,
-    /// The call of the parent that began this plan, where a tool did.
-    pub(crate) begun_by: Option<Arc<Frame>>,
     /// Plans above this one.
     pub(crate) depth: u32,
+    /// Its end was told: set under the lock of the log.
+    over: AtomicBool,
     /// `None` where the runtime's defaults hold.
     settings: Option<Box<PlanSettings>>,
     inner: Mutex<Inner>,
@@ -125,7 +124,6 @@ impl PlanScope {
         tools: Arc<Snapshot>,
         settings: Option<Box<PlanSettings>>,
         parent: Option<Arc<PlanScope>>,
-        begun_by: Option<Arc<Frame>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             id,
@@ -136,7 +134,7 @@ impl PlanScope {
             clock: OnceLock::new(),
             depth: parent.as_ref().map_or(0, |parent| parent.depth + 1),
             parent,
-            begun_by,
+            over: AtomicBool::new(false),
             settings,
             inner: Mutex::new(Inner {
                 slots: SlotTable::new(),
@@ -224,15 +222,11 @@ impl PlanScope {
 
     pub(crate) fn subscribe(&self) -> EventStream {
         let subscribers = &self.core.subscribers;
-        // Inserts first, looks second: whoever settles sets the flag first and ends the events
-        // second.
-        let stream = subscribers.subscribe_to(lock(&self.log).events());
-        if !self.is_settled() {
-            return stream;
-        }
-        let (events, _) = lock(&self.log).close();
-        drop(events);
-        stream
+        let mut log = lock(&self.log);
+        // Looked at under the lock: what is told last goes to all who came before it, and whoever
+        // comes after it has a stream that is over.
+        let events = if self.over.load(Relaxed) { &mut None } else { log.events() };
+        subscribers.subscribe_to(self.id, events)
     }
 
     // ===== the signals =====
@@ -465,22 +459,36 @@ impl PlanScope {
 
     /// Leaves the books, last of all: the plan has settled.
     fn leave(self: &Arc<Self>) {
-        let (events, span) = lock(&self.log).close();
-        let reason = self.end_reason().unwrap_or(EndReason::Finished);
-        if let Some(span) = &span {
-            span::end_plan(span, reason);
+        let span = lock(&self.log).take_span();
+        if let Some(span) = span {
+            span::end_plan(&span, self.end_reason().unwrap_or(EndReason::Finished));
         }
-        if self.core.subscribers.is_heard() {
-            let kind = EventKind::Ended { reason };
-            let event = ToolEvent { plan_id: self.id, call_id: None, name: None, kind };
-            self.core.subscribers.tell(events, &event);
+        if self.core.subscribers.is_heard() && !self.gate.is_empty() {
+            let farewell = Farewell(Arc::clone(self));
+            self.core.submit(Box::pin(farewell.after_the_calls()), Begin::There);
+        } else {
+            self.tell_end();
         }
-        drop(span);
         self.core.settled(self.id);
         if let Some(parent) = &self.parent {
             parent.child_settled(self);
         }
         self.tell_changed();
+    }
+
+    /// Tells of the end, as the last that is told of the plan.
+    fn tell_end(&self) {
+        let events = {
+            let mut log = lock(&self.log);
+            self.over.store(true, Relaxed);
+            log.take_events()
+        };
+        if self.core.subscribers.is_heard() {
+            let reason = self.end_reason().unwrap_or(EndReason::Finished);
+            let kind = EventKind::Ended { reason };
+            let event = ToolEvent { plan_id: self.id, call_id: None, name: None, kind };
+            self.core.subscribers.tell(events, &event);
+        }
     }
 
     // ===== children =====
@@ -551,19 +559,16 @@ impl PlanScope {
         let counted =
             if outcome == DeactivationOutcome::Lost { &ledger.lost } else { &ledger.deactivated };
         ledger.troubled.fetch_add(u64::from(outcome != DeactivationOutcome::Ok), Relaxed);
+        let (name, generation) = (self.label(active.slot), active.generation);
+        let record = DeactivationRecord { name, generation, outcome, overrun, took };
+        // Told before the slot is at rest: then the plan may be too, and its end is told last.
+        self.tell(None, || (Some(record.name.clone()), EventKind::Deactivated(record.clone())));
         let mut inner = self.inner();
         counted.fetch_add(1, Relaxed);
         inner.slots.settle(active.slot);
-        let (name, generation) = (inner.slots.label(active.slot).to_owned(), active.generation);
-        let record = DeactivationRecord { name, generation, outcome, overrun, took };
-        let told = self.core.subscribers.is_heard().then(|| record.clone());
         let kept = &mut inner.rare().deactivations;
         if kept.len() < MOST_DEACTIVATIONS || record.outcome != DeactivationOutcome::Ok {
             kept.push(record);
-        }
-        drop(inner);
-        if let Some(record) = told {
-            self.tell(None, || (Some(record.name.clone()), EventKind::Deactivated(record)));
         }
     }
 
@@ -691,6 +696,26 @@ impl Drop for Draining {
         let overrun = self.overrun.unwrap_or_else(|| scope.gate.polling());
         scope.inner().end.iter_mut().for_each(|end| (end.draining, end.overrun) = (false, overrun));
         scope.conclude();
+    }
+}
+
+/// Tells of the end of a plan when dropped, even by a keeper that ends.
+struct Farewell(Arc<PlanScope>);
+
+impl Farewell {
+    /// A call that the hard end cut tells of its own end when its task next polls it: a moment for
+    /// that. The plan itself waits for nobody.
+    async fn after_the_calls(self) {
+        tokio::select! {
+            () = self.0.gate.until_empty() => {}
+            () = tokio::time::sleep(LEAST_STEP) => {}
+        }
+    }
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        self.0.tell_end();
     }
 }
 

@@ -356,7 +356,8 @@ impl ToolOutput {
         Ok(Self::new(json))
     }
 
-    /// Adds an entry to the metadata.
+    /// Adds an entry to the metadata. The words that the runtime uses there itself are dropped; see
+    /// [`ToolResult::metadata`].
     #[must_use]
     pub fn with_metadata(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         self.metadata.insert(key.into(), value.into());

@@ -8,7 +8,6 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use tokio::sync::broadcast::Sender;
 use tokio::time::Instant;
-use tracing::Span;
 
 use crate::approval::Remembered;
 use crate::change::{Change, RecordedChange};
@@ -17,6 +16,7 @@ use crate::error::OutcomeCode;
 use crate::event::ToolEvent;
 use crate::name::ToolName;
 use crate::registry::Pinned;
+use crate::span::Kept;
 
 /// What happened in one call. Exactly one for each call that was polled while its plan was open,
 /// refused and abandoned ones too.
@@ -186,7 +186,8 @@ struct RareLog {
     approvals: Remembered,
     /// Whoever listens to this plan.
     events: Option<Sender<ToolEvent>>,
-    span: Option<Span>,
+    /// In an `Arc`: to clone a span is to call the subscriber, which is foreign code.
+    span: Option<Arc<Kept>>,
 }
 
 impl PlanLog {
@@ -210,20 +211,22 @@ impl PlanLog {
     }
 
     /// The plan's span, where somebody collects spans.
-    pub(crate) fn span(&self) -> Option<&Span> {
-        self.rare.as_ref()?.span.as_ref()
+    pub(crate) fn span(&self) -> Option<Arc<Kept>> {
+        self.rare.as_ref()?.span.clone()
     }
 
-    pub(crate) fn set_span(&mut self, span: Span) {
-        self.rare().span = Some(span);
+    pub(crate) fn set_span(&mut self, span: Kept) {
+        self.rare().span = Some(Arc::new(span));
     }
 
-    /// The plan is over: what is told of it and traced of it ends.
-    pub(crate) fn close(&mut self) -> (Option<Sender<ToolEvent>>, Option<Span>) {
-        match &mut self.rare {
-            Some(rare) => (rare.events.take(), rare.span.take()),
-            None => (None, None),
-        }
+    /// The channel, when the last event of the plan is told.
+    pub(crate) fn take_events(&mut self) -> Option<Sender<ToolEvent>> {
+        self.rare.as_mut()?.events.take()
+    }
+
+    /// The span, when the plan has settled.
+    pub(crate) fn take_span(&mut self) -> Option<Arc<Kept>> {
+        self.rare.as_mut()?.span.take()
     }
 
     /// Keeps a trace; the oldest goes when there are `cap` of them. Gives the call's state back,

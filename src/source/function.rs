@@ -119,7 +119,7 @@ impl ToolSpec {
         F: Fn(ToolExecutionContext, A) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<O, ToolFailure>> + Send + 'static,
     {
-        self.typed::<A, O>(Typed { handler, types: PhantomData::<fn(A) -> O> })
+        self.typed::<A, O, _>(|secret| Typed { handler, types: PhantomData::<fn(A) -> O>, secret })
     }
 
     /// Makes the tool of an async function or closure that shares state.
@@ -188,9 +188,13 @@ impl ToolSpec {
         })
     }
 
-    fn typed<A: JsonSchema, O: JsonSchema>(self, instance: impl ToolInstance) -> FunctionTool {
+    fn typed<A: JsonSchema, O: JsonSchema, I: ToolInstance>(
+        self,
+        instance: impl FnOnce(bool) -> I,
+    ) -> FunctionTool {
         let mut descriptor = self.descriptor;
         let input = schema_of_input(schemars::schema_for!(A).to_value());
+        let instance = instance(names_secrets(&input));
         if descriptor.description.is_empty() {
             let said = input.get("description").and_then(Value::as_str);
             said.unwrap_or_default().clone_into(&mut descriptor.description);
@@ -245,10 +249,25 @@ fn arguments<A: DeserializeOwned>(input: &Value) -> Result<A, serde_json::Error>
     })
 }
 
+/// Whether a schema says of any part that it must not be shown.
+fn names_secrets(schema: &Value) -> bool {
+    match schema {
+        Value::Array(items) => items.iter().any(names_secrets),
+        Value::Object(members) => {
+            schema["writeOnly"] == true
+                || schema["format"] == "password"
+                || members.values().any(names_secrets)
+        }
+        _ => false,
+    }
+}
+
 /// A handler with the types of its arguments and its output.
 struct Typed<F, A, O> {
     handler: F,
     types: PhantomData<fn(A) -> O>,
+    /// Whether some of the input must not be shown.
+    secret: bool,
 }
 
 #[async_trait]
@@ -264,8 +283,11 @@ where
         ctx: &ToolExecutionContext,
         input: &Value,
     ) -> Result<ToolOutput, ToolFailure> {
-        let args = arguments(input)
-            .map_err(|error| ToolFailure::invalid(format!("the input does not fit: {error}")))?;
+        let args = arguments(input).map_err(|error| {
+            // The error shows the value that it is about.
+            let told = if self.secret { "(hidden)".to_owned() } else { error.to_string() };
+            ToolFailure::invalid(format!("the input does not fit: {told}"))
+        })?;
         let output = (self.handler)(ctx.clone(), args).await?;
         ToolOutput::json(output)
     }

@@ -28,6 +28,14 @@ mod generations;
 mod children;
 // P11 to P14: the rooms of a call, their order, their outcomes, their traces.
 mod call;
+// Every outcome of a call, through every front; the order of the rooms.
+mod rooms;
+// What a plan and a runtime tell while it happens.
+mod event;
+// The spans of a plan and of its calls.
+mod span;
+// What tools, models and schemas do at their worst.
+mod hostile;
 // The gate: capability against rights.
 mod policy;
 // Schemas, and the JSON Schema test suite.

@@ -1529,11 +1529,11 @@ async fn the_json_of_each_event_of_an_instance_and_of_a_plan() {
       {
         "count": 46,
         "event": "lost",
-        "plan_id": 0
+        "plan_id": 1
       },
       {
         "event": "keeper_blocked",
-        "plan_id": 0
+        "plan_id": 1
       }
     ]
     "#);

@@ -119,6 +119,7 @@ impl Keeper {
         }
         let job = job.in_current_span();
         // Over while the subscriber is current: that is who closes the spans above the job's.
+        #[expect(clippy::redundant_async_block, reason = "it drops the job inside its own poll")]
         let job = async move { job.await }.with_current_subscriber();
         #[cfg(not(toolscope_shuttle))]
         if begin == Begin::Apart && !self.foreign {

@@ -188,6 +188,22 @@ fn a_warm_call_with_a_token_allocates_nothing_while_the_tool_is_ready() {
 }
 
 #[test]
+fn a_warm_call_allocates_nothing_once_the_last_subscriber_is_dropped() {
+    let runtime = runtime();
+    let plan = runtime.begin(PlanOptions::new().trace_cap(16)).unwrap();
+    let input = json!({"a": 1, "b": 2});
+    let execute = || assert!(ready(plan.execute("add", &input)).unwrap().success);
+    let count = || measure(|| (0..CALLS).for_each(|_| execute())).count_total;
+    (0..20).for_each(|_| execute());
+    let unheard = count();
+    let (of_the_plan, of_all) = (plan.subscribe(), runtime.subscribe());
+    assert!(count() > unheard, "each event is made for whoever listens");
+    drop((of_the_plan, of_all));
+    assert_eq!(count(), unheard);
+    ready(plan.finish());
+}
+
+#[test]
 fn a_typed_handler_allocates_no_more_than_its_boxed_future() {
     let runtime = runtime();
     let plan = runtime.begin(PlanOptions::new().trace_cap(16)).unwrap();

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use crate::canonical::canonical;
 use crate::contain::{Contained, Foreign};
 use crate::context::PlanId;
 use crate::descriptor::{ToolCapability, ToolDescriptor};
@@ -223,51 +224,16 @@ pub(crate) fn decided(
 
 /// What a tool is: all that its source says of it.
 pub(crate) fn definition_digest(descriptor: &ToolDescriptor) -> Fingerprint {
-    let mut hasher = Sha256::new_with_prefix(b"toolscope definition 1\n");
     // A descriptor always serialises.
-    feed(&mut hasher, &serde_json::to_value(descriptor).unwrap_or_default());
-    hasher.finalize().into()
+    let definition = serde_json::to_value(descriptor).unwrap_or_default();
+    let digest = Sha256::new_with_prefix(b"toolscope definition 1\n");
+    digest.chain_update(canonical(&definition)).finalize().into()
 }
 
 /// One call: a definition and an input.
 pub(crate) fn fingerprint(definition: &Fingerprint, input: &Value) -> Fingerprint {
-    let mut hasher = Sha256::new_with_prefix(b"toolscope call 1\n");
-    hasher.update(definition);
-    feed(&mut hasher, input);
-    hasher.finalize().into()
-}
-
-/// Feeds a value in one way only: keys in order, every text behind its length.
-fn feed(hasher: &mut Sha256, value: &Value) {
-    let text = |hasher: &mut Sha256, kind: &[u8], text: &str| {
-        hasher.update(kind);
-        hasher.update((text.len() as u64).to_le_bytes());
-        hasher.update(text);
-    };
-    match value {
-        Value::Null => hasher.update(b"n"),
-        Value::Bool(true) => hasher.update(b"t"),
-        Value::Bool(false) => hasher.update(b"f"),
-        Value::Number(number) => text(hasher, b"#", &number.to_string()),
-        Value::String(string) => text(hasher, b"s", string),
-        Value::Array(items) => {
-            hasher.update(b"a");
-            hasher.update((items.len() as u64).to_le_bytes());
-            for item in items {
-                feed(hasher, item);
-            }
-        }
-        Value::Object(fields) => {
-            let mut fields: Vec<_> = fields.iter().collect();
-            fields.sort_unstable_by_key(|(key, _)| *key);
-            hasher.update(b"o");
-            hasher.update((fields.len() as u64).to_le_bytes());
-            for (key, value) in fields {
-                text(hasher, b"k", key);
-                feed(hasher, value);
-            }
-        }
-    }
+    let digest = Sha256::new_with_prefix(b"toolscope call 1\n");
+    digest.chain_update(definition).chain_update(canonical(input)).finalize().into()
 }
 
 pub(crate) fn hexadecimal(fingerprint: &Fingerprint) -> String {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::CallError;
-use crate::execute::CallOptions;
+use crate::options::CallOptions;
 use crate::plan::PlanHandle;
 use crate::tool::ToolResult;
 

@@ -192,6 +192,12 @@ pub enum CallError {
     Runtime(#[from] ToolRuntimeError),
 }
 
+impl From<Box<ToolRuntimeError>> for CallError {
+    fn from(error: Box<ToolRuntimeError>) -> Self {
+        Self::Runtime(*error)
+    }
+}
+
 impl CallError {
     /// The stable code.
     pub fn code(&self) -> OutcomeCode {

@@ -34,16 +34,16 @@ use crate::tool::{ToolFailure, ToolOutput};
 /// impl Layer for Cache {
 ///     async fn before(&self, call: &LayerCall<'_>) -> Before {
 ///         let key = format!("{} {}", call.tool.name, call.input);
-///         match self.0.lock().unwrap().get(&key) {
-///             Some(output) if call.tool.capability.idempotent => Before::Answer(output.clone()),
-///             _ => Before::Continue,
+///         let known = self.0.lock().ok().and_then(|known| known.get(&key).cloned());
+///         match known.filter(|_| call.tool.capability.read_only) {
+///             Some(output) => Before::Answer(output),
+///             None => Before::Continue,
 ///         }
 ///     }
 ///
 ///     async fn after(&self, call: &LayerCall<'_>, given: Given) -> Given {
-///         if let Ok(output) = &given {
-///             let key = format!("{} {}", call.tool.name, call.input);
-///             self.0.lock().unwrap().insert(key, output.clone());
+///         if let (Ok(output), Ok(mut known)) = (&given, self.0.lock()) {
+///             known.insert(format!("{} {}", call.tool.name, call.input), output.clone());
 ///         }
 ///         given
 ///     }

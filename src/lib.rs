@@ -28,6 +28,7 @@ mod span;
 mod trace;
 
 mod cache;
+mod canonical;
 mod contain;
 mod keeper;
 mod lease;
@@ -36,6 +37,7 @@ mod scope;
 mod slot;
 mod sync;
 mod throttle;
+mod visible;
 
 mod fault;
 mod source;
@@ -60,12 +62,11 @@ pub use error::{
     ToolRuntimeError,
 };
 pub use event::{EventKind, EventStream, Progress, ToolEvent, Wait};
-pub use execute::CallOptions;
 #[cfg(any(feature = "test-util", toolscope_shuttle))]
 pub use keeper::Keeper;
 pub use layer::{Before, Layer, LayerCall};
 pub use name::{DEFAULT_NAMESPACE, InvalidToolName, ToolName};
-pub use options::{Deadlines, OutputCheck, PlanOptions};
+pub use options::{CallOptions, Deadlines, OutputCheck, PlanOptions};
 pub use plan::{Plan, PlanHandle, PlanReport};
 pub use registry::{Snapshot, ToolChanges, ToolRegistry};
 pub use runner::ToolRunner;

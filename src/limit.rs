@@ -52,10 +52,11 @@ pub(crate) fn give_back(quotas: &[Arc<Quota>], tool: &ToolName) {
 
 // ===== the size of an output =====
 
-/// The bytes of a value as JSON, counted without being written: every call pays for this.
-pub(crate) fn size_of(value: &Value) -> usize {
-    let between = |members: usize| 2 + members.saturating_sub(1);
-    match value {
+/// The bytes of a value as JSON, counted without being written; `None` where arrays and objects are
+/// nested deeper than that. Every call pays for this.
+pub(crate) fn measure(value: &Value, deepest: usize) -> Option<usize> {
+    let around = |members: usize| 2 + members.saturating_sub(1);
+    Some(match value {
         Value::Null | Value::Bool(true) => 4,
         Value::Bool(false) => 5,
         Value::Number(number) => match number.as_u64() {
@@ -63,12 +64,28 @@ pub(crate) fn size_of(value: &Value) -> usize {
             None => size_of_number(number),
         },
         Value::String(text) => size_of_text(text),
-        Value::Array(items) => between(items.len()) + items.iter().map(size_of).sum::<usize>(),
-        Value::Object(fields) => {
-            let field = |(key, value): (&String, &Value)| size_of_text(key) + 1 + size_of(value);
-            between(fields.len()) + fields.iter().map(field).sum::<usize>()
+        Value::Array(items) => {
+            let below = deepest.checked_sub(1)?;
+            let mut size = around(items.len());
+            for item in items {
+                size += measure(item, below)?;
+            }
+            size
         }
-    }
+        Value::Object(fields) => {
+            let below = deepest.checked_sub(1)?;
+            let mut size = around(fields.len());
+            for (key, field) in fields {
+                size += size_of_text(key) + 1 + measure(field, below)?;
+            }
+            size
+        }
+    })
+}
+
+/// The bytes of a value as JSON, however deep.
+pub(crate) fn size_of(value: &Value) -> usize {
+    measure(value, usize::MAX).unwrap_or(usize::MAX)
 }
 
 fn size_of_number(number: &Number) -> usize {
@@ -164,6 +181,16 @@ pub(crate) fn cut(value: Value, most: usize) -> Value {
         }
         // A number or a word is whole or not there.
         Value::Null | Value::Bool(_) | Value::Number(_) => Value::Null,
+    }
+}
+
+/// Cuts a text to at most so many bytes, and a mark.
+pub(crate) fn cut_plain(text: &mut String, most: usize) {
+    if text.len() > most {
+        let at = (0..=most).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(at.unwrap_or(0));
+        text.push_str(MARK);
+        text.shrink_to_fit();
     }
 }
 

@@ -190,6 +190,9 @@ impl PlanOptions {
     }
 
     /// The longest output, in bytes of JSON; a longer one is cut and says so. 4 MiB by default.
+    ///
+    /// The text of a failure is cut there too, though never below 4 KiB. What a tool adds as
+    /// metadata is not counted.
     pub fn max_output_bytes(self, bytes: usize) -> Self {
         self.with(|wanted| wanted.max_output = Some(bytes))
     }
@@ -453,4 +456,55 @@ impl PlanSettings {
 
 fn is_inside(path: &Path, root: &Path) -> bool {
     path.starts_with(root) && !path.components().any(|part| part == Component::ParentDir)
+}
+
+// ===== CallOptions =====
+
+/// How one call differs from the plan's other calls.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use toolscope::CallOptions;
+///
+/// let options = CallOptions::new().timeout(Duration::from_secs(5));
+/// ```
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct CallOptions {
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) token: Option<CancellationToken>,
+    id: Option<Box<str>>,
+}
+
+impl CallOptions {
+    /// No limit and no token of its own.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Limits the time of the call. The shortest of the call's, the plan's and the tool's own limit
+    /// wins.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.timeout = Some(limit);
+        self
+    }
+
+    /// Cancels the call when the token is cancelled: the tool sees it, has the plan's grace, and is
+    /// dropped then.
+    pub fn token(mut self, token: CancellationToken) -> Self {
+        self.token = Some(token);
+        self
+    }
+
+    /// The id that a model gave the call. It stands in the call's span.
+    pub fn id(mut self, id: impl Into<String>) -> Self {
+        self.id = Some(id.into().into());
+        self
+    }
+
+    pub(crate) fn model_id(&self) -> Option<&str> {
+        self.id.as_deref()
+    }
 }

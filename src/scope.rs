@@ -163,11 +163,16 @@ impl PlanScope {
 
     /// The tool that a text stands for: by the snapshot that the plan goes by, or, where that does
     /// not have it any more, one that is still active, or about to be.
-    pub(crate) fn resolve(&self, name: &str) -> Result<&Arc<ToolEntry>, ToolRuntimeError> {
-        let latest = self.tools.latest();
-        if let Some(tool) = latest.find(name) {
-            return Ok(tool);
+    #[inline]
+    pub(crate) fn resolve(&self, name: &str) -> Result<&Arc<ToolEntry>, Box<ToolRuntimeError>> {
+        match self.tools.latest().find(name) {
+            Some(tool) => Ok(tool),
+            None => self.former(name),
         }
+    }
+
+    #[cold]
+    fn former(&self, name: &str) -> Result<&Arc<ToolEntry>, Box<ToolRuntimeError>> {
         // What is active stays usable as what it is, also when it changed before it was removed.
         let is_alive = |tool: &&Arc<ToolEntry>| {
             let (inner, key) = (self.inner(), Key::Tool(tool.id));
@@ -177,7 +182,7 @@ impl PlanScope {
             }
         };
         let former = self.tools.former(name).into_iter().find(is_alive);
-        former.ok_or_else(|| latest.not_found(name))
+        former.ok_or_else(|| Box::new(self.tools.latest().not_found(name)))
     }
 
     /// Goes by the tools of the registry as they are now; a child by those of its parent.
@@ -476,11 +481,19 @@ impl PlanScope {
         self.tell_changed();
     }
 
+    /// Nobody has the plan, and nothing is told of it: it was refused while it was begun.
+    pub(crate) fn give_up(self: &Arc<Self>) {
+        self.over.store(true, Relaxed);
+        self.close(EndReason::ShutDown, Begin::There);
+    }
+
     /// Tells of the end, as the last that is told of the plan.
     fn tell_end(&self) {
         let events = {
             let mut log = lock(&self.log);
-            self.over.store(true, Relaxed);
+            if self.over.swap(true, Relaxed) {
+                return;
+            }
             log.take_events()
         };
         if self.core.subscribers.is_heard() {

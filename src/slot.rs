@@ -558,14 +558,14 @@ mod tests {
     fn a_wait_that_closes_a_cycle_is_refused_and_names_it() {
         let mut table = Table::new();
         for (tool, name) in ["a", "b", "c"].into_iter().enumerate() {
-            let key = Key::Tool(u32::try_from(tool).unwrap());
+            let key = Key::Tool(u32::try_from(tool).expect("few tools"));
             assert!(matches!(table.ask(&key, name, false, LIMITS, || ()), Ask::Start(..)));
         }
-        table.wait_on(0, 1).unwrap();
-        table.wait_on(1, 2).unwrap();
+        table.wait_on(0, 1).expect("no cycle yet");
+        table.wait_on(1, 2).expect("no cycle yet");
         assert_eq!(table.wait_on(2, 0).unwrap_err(), ["c", "a", "b", "c"]);
         table.wait_over(1, 2);
-        table.wait_on(2, 0).unwrap();
+        table.wait_on(2, 0).expect("the cycle is gone");
         assert_eq!(table.wait_on(1, 1).unwrap_err(), ["b", "b"]);
     }
 }

@@ -12,7 +12,7 @@ use tracing::{Level, Span, info_span, level_enabled};
 
 use crate::descriptor::SourceKind;
 use crate::error::{EndReason, OutcomeCode};
-use crate::execute::CallOptions;
+use crate::options::CallOptions;
 use crate::scope::PlanScope;
 use crate::sync::lock;
 use crate::trace::Record;

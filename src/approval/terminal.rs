@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Write};
-use std::ops::RangeInclusive;
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use crate::approval::{ApprovalRequest, Approver, Decision};
 use crate::tool::ToolFailure;
+use crate::visible::is_visible;
 
 /// An approver that asks at a terminal, one question at a time: `y` once, `p` for this plan, `t`
 /// for the tool, anything else is a no, with a text after `n` as the reason.
@@ -111,34 +111,10 @@ fn question(request: &ApprovalRequest) -> String {
     )
 }
 
-/// What turns the direction of a text and what has no width or no shape, up to the block of tags.
-const HIDDEN: [RangeInclusive<char>; 18] = [
-    '\u{AD}'..='\u{AD}',
-    '\u{34F}'..='\u{34F}',
-    '\u{61C}'..='\u{61C}',
-    '\u{115F}'..='\u{1160}',
-    '\u{17B4}'..='\u{17B5}',
-    '\u{180B}'..='\u{180F}',
-    '\u{200B}'..='\u{200F}',
-    '\u{2028}'..='\u{202E}',
-    '\u{2060}'..='\u{206F}',
-    '\u{3164}'..='\u{3164}',
-    '\u{FE00}'..='\u{FE0F}',
-    '\u{FEFF}'..='\u{FEFF}',
-    '\u{FFA0}'..='\u{FFA0}',
-    '\u{FFF0}'..='\u{FFFB}',
-    '\u{13430}'..='\u{13440}',
-    '\u{1BCA0}'..='\u{1BCA3}',
-    '\u{1D173}'..='\u{1D17A}',
-    '\u{E0000}'..='\u{E0FFF}',
-];
-
 /// A text that cannot move the cursor, hide itself or turn its direction.
 fn plain(text: &str) -> String {
-    let hides =
-        |c: char| (c.is_control() && c != '\n') || HIDDEN.iter().any(|hidden| hidden.contains(&c));
     let plain = |c: char| {
-        if hides(c) { c.escape_unicode().to_string() } else { c.to_string() }
+        if c == '\n' || is_visible(c) { c.to_string() } else { c.escape_unicode().to_string() }
     };
     text.chars().map(plain).collect::<String>().replace('\n', "\n    ")
 }

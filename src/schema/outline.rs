@@ -71,28 +71,33 @@ pub(crate) fn is_deeper_than(value: &Value, most: usize) -> bool {
     }
 }
 
-/// True when a value has more than `most` texts, names of properties included.
-pub(super) fn has_more_texts_than(value: &Value, most: usize) -> bool {
-    fn take(value: &Value, left: &mut usize) -> Option<()> {
-        match value {
-            Value::String(_) => *left = left.checked_sub(1)?,
-            Value::Array(items) => {
-                for item in items {
-                    take(item, left)?;
-                }
+/// Takes the cost of each part of a value from what is left; `None` once that is used up.
+fn spend(value: &Value, left: &mut usize, cost: fn(&Value) -> usize) -> Option<()> {
+    *left = left.checked_sub(cost(value))?;
+    match value {
+        Value::Array(items) => {
+            for item in items {
+                spend(item, left, cost)?;
             }
-            Value::Object(members) => {
-                *left = left.checked_sub(members.len())?;
-                for member in members.values() {
-                    take(member, left)?;
-                }
-            }
-            _ => {}
         }
-        Some(())
+        Value::Object(members) => {
+            for member in members.values() {
+                spend(member, left, cost)?;
+            }
+        }
+        _ => {}
     }
-    let mut left = most;
-    take(value, &mut left).is_none()
+    Some(())
+}
+
+/// True when a value has more than `most` texts, names of properties included.
+pub(super) fn has_more_texts_than(value: &Value, mut most: usize) -> bool {
+    let texts = |value: &Value| match value {
+        Value::String(_) => 1,
+        Value::Object(members) => members.len(),
+        _ => 0,
+    };
+    spend(value, &mut most, texts).is_none()
 }
 
 /// The place of one part of a document, as a JSON pointer.
@@ -548,26 +553,12 @@ impl<'a> Walk<'a> {
 
     /// How much a copy of a value takes, counting at most what is left.
     fn size_of(&self, value: &Value) -> Option<usize> {
-        fn take(value: &Value, left: &mut usize) -> Option<()> {
-            *left = left.checked_sub(1)?;
-            match value {
-                Value::String(text) => *left = left.checked_sub(text.len() / 64)?,
-                Value::Array(items) => {
-                    for item in items {
-                        take(item, left)?;
-                    }
-                }
-                Value::Object(members) => {
-                    for member in members.values() {
-                        take(member, left)?;
-                    }
-                }
-                _ => {}
-            }
-            Some(())
-        }
+        let cost = |value: &Value| match value {
+            Value::String(text) => 1 + text.len() / 64,
+            _ => 1,
+        };
         let mut left = self.left;
-        take(value, &mut left)?;
+        spend(value, &mut left, cost)?;
         Some(self.left - left)
     }
 }

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::visible::is_visible;
+
 /// How many characters of a text are shown.
 pub(super) const MOST_SHOWN: usize = 60;
 /// How many names or options are listed.
@@ -72,12 +74,7 @@ fn push_visible(character: char, text: &mut String) {
         '\n' => text.push_str("\\n"),
         '\r' => text.push_str("\\r"),
         '\t' => text.push_str("\\t"),
-        '\u{200b}'..='\u{200f}'
-        | '\u{2028}'..='\u{202e}'
-        | '\u{2060}'..='\u{2069}'
-        | '\u{feff}'
-        | '\u{0}'..='\u{1f}'
-        | '\u{7f}'..='\u{9f}' => {
+        character if !is_visible(character) => {
             let written_out = format!("\\u{:04x}", u32::from(character));
             text.push_str(&written_out);
         }

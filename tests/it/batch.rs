@@ -20,7 +20,7 @@ use crate::cut::{self, cut, quiet_probes};
 use crate::hooks::{Called, until};
 use crate::name::name;
 use crate::runner::{Refused, SECRET};
-use crate::support::{Fixture, paused};
+use crate::support::{Fixture, at_rest, paused};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -353,7 +353,9 @@ async fn the_results_are_in_the_order_of_the_calls() {
     let fixture = Fixture::with(
         paused().tool(ToolSpec::new("wait").read_only().handler(async |_ctx, input: Value| {
             let at = input["at"].as_u64().unwrap();
-            tokio::time::sleep(SECOND * (10 - u32::try_from(at).unwrap())).await;
+            for _ in at..10 {
+                tokio::task::yield_now().await;
+            }
             Ok(at)
         })),
         &[],
@@ -529,7 +531,7 @@ async fn an_unknown_tool_keeps_nobody_apart() {
     fixture.end().await;
 }
 
-/// Refuses the second call that it is asked about, and waits before the others.
+/// Refuses the second call that it is asked about, and lets others go on before it nods.
 #[derive(Default)]
 struct RefusesTheSecond(AtomicU64);
 
@@ -539,7 +541,7 @@ impl Approver for RefusesTheSecond {
         if self.0.fetch_add(1, SeqCst) == 1 {
             return Ok(Decision::deny("this one not"));
         }
-        tokio::time::sleep(SECOND).await;
+        tokio::task::yield_now().await;
         Ok(Decision::Once)
     }
 }
@@ -582,7 +584,7 @@ async fn the_limit_of_calls_at_once_holds_in_a_batch() {
                 most.1 = most.1.max(most.0);
                 most.0
             };
-            tokio::time::sleep(SECOND).await;
+            tokio::task::yield_now().await;
             most.lock().unwrap().0 -= 1;
             Ok(running)
         },
@@ -680,7 +682,7 @@ fn p13_a_batch_can_be_cut_at_every_await() {
             if called.is_none() {
                 assert!(matches!(begun, 0 | 4 | 5 | 6 | 7), "{begun} after {k} polls");
             }
-            tokio::time::sleep(SECOND).await;
+            at_rest().await;
             assert_eq!(plan.traces().len(), begun, "nothing begins later");
             if let Some(called) = &called {
                 assert_traced(&plan, called);

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, TryLockError, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde_json::json;
@@ -23,6 +23,7 @@ use toolscope::{
 };
 
 use crate::call::{relay, relayed};
+use crate::dice::{Dice, seed};
 use crate::hooks::{Blocker, Hooked, block_on, call, until, within};
 use crate::support::{Fixture, paused};
 
@@ -883,6 +884,19 @@ async fn a_child_plan_is_told_on_its_own_stream_and_on_that_of_the_runtime() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_child_that_is_refused_tells_nothing() {
+    let fixture = Fixture::paused(&[]).await;
+    let parent = fixture.plan();
+    let handle = parent.handle();
+    let mut of_all = Ear::of_all(&fixture);
+    parent.finish().await;
+    let refused = handle.begin_child(PlanOptions::new()).unwrap_err();
+    assert_eq!(refused.to_string(), "the plan has ended: finished");
+    assert_eq!(of_all.told(), ["ended Finished"], "only the parent had begun");
+    fixture.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn events_of_a_plan_never_reach_the_stream_of_another() {
     let probe = Probe::new("tool");
     let fixture = Fixture::paused(&[&probe]).await;
@@ -1611,38 +1625,18 @@ async fn an_event_as_json_has_each_key_once() {
 
 // ===== events and the ledger =====
 
-/// A small xorshift generator.
-struct Dice(u64);
-
-impl Dice {
-    fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % sides
-    }
-
-    fn steps(&mut self, stage: u64) -> Vec<Step> {
-        let step = |dice: &mut Self| match dice.roll(20) {
-            0 => Step::Err,
-            1 => Step::Panic,
-            2..5 => Step::Yield(2),
-            5 => Step::YieldErr(1),
-            6 => Step::YieldPanic(1),
-            7 if stage != 2 => Step::UntilCancelled,
-            _ => Step::Ok,
-        };
-        (0..200).map(|_| step(self)).chain([Step::Ok]).collect()
-    }
-}
-
-fn seed() -> u64 {
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos().into();
-    std::env::var("TOOLSCOPE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(now)
+/// What a probe does at one stage, call after call.
+fn steps(dice: &mut Dice, stage: u64) -> Vec<Step> {
+    let step = |dice: &mut Dice| match dice.roll(20) {
+        0 => Step::Err,
+        1 => Step::Panic,
+        2..5 => Step::Yield(2),
+        5 => Step::YieldErr(1),
+        6 => Step::YieldPanic(1),
+        7 if stage != 2 => Step::UntilCancelled,
+        _ => Step::Ok,
+    };
+    (0..200).map(|_| step(dice)).chain([Step::Ok]).collect()
 }
 
 /// One plan with a few calls and a way to end.
@@ -1720,8 +1714,8 @@ async fn p16_events_agree_with_the_ledger() {
     let needy = Probe::new("needy").needs(&line);
     let moody = Probe::new("moody");
     for probe in [&moody, &needy, &line] {
-        let moody = probe.clone().on_activate(dice.steps(0)).on_execute(dice.steps(1));
-        drop(moody.on_deactivate(dice.steps(2)));
+        let moody = probe.clone().on_activate(steps(&mut dice, 0)).on_execute(steps(&mut dice, 1));
+        drop(moody.on_deactivate(steps(&mut dice, 2)));
     }
     let deadlines = Deadlines::default().grace(SECOND / 100).activate(SECOND / 50);
     let fixture = Fixture::with(

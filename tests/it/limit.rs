@@ -1452,6 +1452,25 @@ async fn an_output_is_checked_whole_before_it_is_cut() {
     fixture.end().await;
 }
 
+/// Of an error a model is shown 4 KiB in any case.
+#[tokio::test(start_paused = true)]
+async fn the_text_of_a_failure_is_cut_too() {
+    let fails = ToolSpec::new("fails").read_only().function(|args: Value| {
+        let bytes = args["bytes"].as_u64().unwrap();
+        Err::<(), _>(ToolFailure::failed("x".repeat(usize::try_from(bytes).unwrap())))
+    });
+    let fixture = Fixture::with(paused().tool(fails), &[]).await;
+    for (most, bytes, kept) in [(100, 4096, 4096), (100, 5000, 4096), (9000, 20_000, 9000)] {
+        let plan = fixture.begin(PlanOptions::new().max_output_bytes(most)).unwrap();
+        let result = plan.execute("fails", json!({"bytes": bytes})).await.unwrap();
+        let mark = if bytes > kept { " [cut]" } else { "" };
+        assert_eq!(result.error, Some(format!("{}{mark}", "x".repeat(kept))));
+        let trace = plan.traces().remove(0);
+        assert!(trace.error.unwrap().starts_with(&"x".repeat(4096)));
+    }
+    fixture.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_nested_result_is_cut_as_the_plan_says() {
     let fixture = Fixture::with(paused().tool(echo()).tool(relay("relay")), &[]).await;

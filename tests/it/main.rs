@@ -12,6 +12,9 @@ mod support;
 // What the lifecycle tests share: hooks round a probe's stages, calls to poll by hand, a blocker.
 mod hooks;
 
+// Random numbers from a seed that is printed.
+mod dice;
+
 // P1 to P3: at most one activation, which belongs to the plan; failed attempts.
 mod activation;
 // P4, P7: exactly one deactivation, bounded and contained, by every way a plan can end.

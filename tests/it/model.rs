@@ -3,15 +3,13 @@
 //! Keeper and caller share a paused current-thread runtime, and the model is asked after each operation has come to
 //! rest: what is checked is the order of operations, not the interleaving inside one.
 
-use std::time::Duration;
-
 use proptest::prelude::*;
 use serde_json::json;
 use toolscope::test_util::{Probe, Step};
 use toolscope::{CallError, EndReason, Keeper, Plan, PlanHandle, PlanOptions, ToolRuntime};
 
 use crate::cut::{cut, paused, quiet_probes};
-use crate::support::Fixture;
+use crate::support::{Fixture, at_rest};
 
 // ===== operations =====
 
@@ -384,8 +382,7 @@ proptest! {
             let mut real = Real::new(Keeper::on(host.handle().clone())).await;
             for op in ops {
                 step(&mut model, &mut real, op).await;
-                // The clock goes on when everything is at rest.
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                at_rest().await;
                 agree(&model, &real);
             }
             drop(real.plans);

@@ -1349,7 +1349,7 @@ async fn the_json_of_a_request_for_an_approval() {
         "amount": 7,
         "to": "bob"
       },
-      "fingerprint": "8b75b200cb1a7a4c7c84251094ec147ad4a71e3cd8da84086adeeb5228c61d4a",
+      "fingerprint": "a33fd067083b4ae8e24a06118013ff4ade24ada419eda1c65f6b75c9fbe47b19",
       "metadata": {
         "user": "ada"
       }

@@ -5,7 +5,7 @@
 use std::future::pending;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -17,53 +17,9 @@ use toolscope::{
 };
 
 use crate::cut::{RuntimeEnd, callers_runtime, quiet_probes};
+use crate::dice::{Dice, seed, setting};
 use crate::support::Fixture;
 use crate::tell;
-
-// ===== chance =====
-
-/// A small xorshift generator: a seed gives the same plans again, though not the same timing.
-#[derive(Clone)]
-struct Dice(u64);
-
-impl Dice {
-    fn new(seed: u64) -> Self {
-        // Spreads small seeds, and never is 0.
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % sides
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        let at = self.roll(from.len() as u64);
-        from[usize::try_from(at).unwrap()]
-    }
-
-    fn micros(&mut self, below: u64) -> Duration {
-        Duration::from_micros(self.roll(below))
-    }
-
-    /// Dice of its own for another task.
-    fn split(&mut self) -> Self {
-        Self::new(self.roll(u64::MAX))
-    }
-}
-
-fn setting(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
-fn seed() -> u64 {
-    setting("TOOLSCOPE_SEED").unwrap_or_else(|| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        now.as_secs() ^ u64::from(now.subsec_nanos())
-    })
-}
 
 // ===== the tools =====
 

@@ -12,6 +12,11 @@ pub(crate) fn paused() -> ToolRuntimeBuilder {
     ToolRuntime::builder().keeper(Keeper::on(Handle::current()))
 }
 
+/// Waits until every task is at rest: only then does a paused clock go on.
+pub(crate) async fn at_rest() {
+    tokio::time::sleep(Duration::from_millis(10)).await;
+}
+
 /// A runtime whose tools are probes. [`end`](Self::end) it in every test.
 pub(crate) struct Fixture {
     runtime: Option<ToolRuntime>,

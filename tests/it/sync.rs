@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::Duration;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -20,9 +19,8 @@ use crate::cut;
 use crate::hooks::{Called, block_on, until};
 use crate::name::name;
 use crate::registry::{described, names, told, tool};
-use crate::support::{Fixture, paused};
+use crate::support::{Fixture, at_rest, paused};
 
-const SECOND: Duration = Duration::from_secs(1);
 const NOTHING: [Vec<&str>; 3] = [vec![], vec![], vec![]];
 
 // ===== editions of a tool =====
@@ -1341,8 +1339,7 @@ proptest! {
             let mut model = Model::new();
             for op in ops {
                 step(&mut model, &fixture, &probes, &plans, op).await;
-                // The clock goes on when everything is at rest.
-                tokio::time::sleep(SECOND).await;
+                at_rest().await;
                 agree(&model, &fixture, &probes, &plans);
             }
             drop(plans);

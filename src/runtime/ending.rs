@@ -2,7 +2,9 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+#[cfg(all(unix, not(toolscope_shuttle)))]
+use std::sync::OnceLock;
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 

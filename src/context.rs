@@ -358,6 +358,7 @@ impl Pause {
 }
 
 impl ToolExecutionContext {
+    #[inline]
     pub(crate) fn new(
         call: &Call<'_>,
         number: u64,

@@ -214,6 +214,7 @@ impl Drop for NumberOver<'_> {
 }
 
 /// Room 1.
+#[inline]
 fn enter(scope: &Arc<PlanScope>) -> Option<Lease<'_>> {
     scope.notice_tokens();
     scope.gate.enter()
@@ -382,6 +383,7 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
 
 // ===== room 3: gate =====
 
+#[inline]
 fn gate(scope: &PlanScope, tool: &ToolEntry) -> Result<Admitted, Stop> {
     let settings = scope.settings();
     let admitted = admit(settings.rights, &settings.rules, &tool.descriptor, &settings.resources);
@@ -402,6 +404,7 @@ fn reserved(settings: &PlanSettings, tool: &ToolEntry) -> Result<(), Stop> {
 // ===== room 4: check input =====
 
 /// Gives the input that fits.
+#[inline]
 fn check_input<'a>(tool: &ToolEntry, input: Result<&'a Value, &'a str>) -> Result<&'a Value, Stop> {
     let invalid = |message: String| Stop::failed(OutcomeCode::InvalidInput, message);
     let input = input.map_err(|problem| invalid(problem.to_owned()))?;

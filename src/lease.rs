@@ -49,12 +49,14 @@ impl Gate {
     }
 
     /// Lets a call in, unless the gate is closed.
+    #[inline]
     pub(crate) fn enter(&self) -> Option<Lease<'_>> {
         self.admit().map(|call| Lease::admitted(self, call))
     }
 
     /// Counts a call in, unless the gate is closed: one read-modify-write gives admission and call
     /// number. Who is admitted makes the [`Lease`] at once, which counts it out again.
+    #[inline]
     pub(crate) fn admit(&self) -> Option<u64> {
         let before = self.word.fetch_add(CALL | 1, SeqCst);
         let call = (before & !(CLOSED | REVOKED)) / CALL + 1;

@@ -56,31 +56,43 @@ pub(crate) fn give_back(quotas: &[Arc<Quota>], tool: &ToolName) {
 /// nested deeper than that. Every call pays for this.
 pub(crate) fn measure(value: &Value, deepest: usize) -> Option<usize> {
     let around = |members: usize| 2 + members.saturating_sub(1);
-    Some(match value {
-        Value::Null | Value::Bool(true) => 4,
+    // What has nothing in it needs no call of its own.
+    let part = |value: &Value, deepest| match value {
+        Value::Array(_) | Value::Object(_) => measure(value, deepest),
+        plain => Some(size_of_plain(plain)),
+    };
+    match value {
+        Value::Array(items) => {
+            let below = deepest.checked_sub(1)?;
+            let mut size = around(items.len());
+            for item in items {
+                size += part(item, below)?;
+            }
+            Some(size)
+        }
+        Value::Object(fields) => {
+            let below = deepest.checked_sub(1)?;
+            let mut size = around(fields.len());
+            for (key, field) in fields {
+                size += size_of_text(key) + 1 + part(field, below)?;
+            }
+            Some(size)
+        }
+        plain => Some(size_of_plain(plain)),
+    }
+}
+
+#[inline]
+fn size_of_plain(value: &Value) -> usize {
+    match value {
         Value::Bool(false) => 5,
         Value::Number(number) => match number.as_u64() {
             Some(number) => number.checked_ilog10().unwrap_or(0) as usize + 1,
             None => size_of_number(number),
         },
         Value::String(text) => size_of_text(text),
-        Value::Array(items) => {
-            let below = deepest.checked_sub(1)?;
-            let mut size = around(items.len());
-            for item in items {
-                size += measure(item, below)?;
-            }
-            size
-        }
-        Value::Object(fields) => {
-            let below = deepest.checked_sub(1)?;
-            let mut size = around(fields.len());
-            for (key, field) in fields {
-                size += size_of_text(key) + 1 + measure(field, below)?;
-            }
-            size
-        }
-    })
+        _ => 4,
+    }
 }
 
 /// The bytes of a value as JSON, however deep.
@@ -102,7 +114,14 @@ fn size_of_number(number: &Number) -> usize {
     count.0
 }
 
+#[inline]
 fn size_of_text(text: &str) -> usize {
+    let as_it_is = |byte: u8| byte >= 32 && byte != b'"' && byte != b'\\';
+    if text.bytes().all(as_it_is) { 2 + text.len() } else { size_of_escaped(text) }
+}
+
+#[cold]
+fn size_of_escaped(text: &str) -> usize {
     2 + text.bytes().map(size_of_byte).sum::<usize>()
 }
 

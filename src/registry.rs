@@ -105,6 +105,7 @@ impl Snapshot {
     }
 
     /// The tool that a text stands for.
+    #[inline]
     pub(crate) fn find(&self, name: &str) -> Option<&Arc<ToolEntry>> {
         self.names.get(name)
     }

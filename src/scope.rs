@@ -197,6 +197,7 @@ impl PlanScope {
 
     /// Tells whoever listens to this plan or to all; the event is made only then. Never under a
     /// lock.
+    #[inline]
     pub(crate) fn tell(
         &self,
         call: Option<u64>,

@@ -231,6 +231,7 @@ impl PlanLog {
 
     /// Keeps a trace; the oldest goes when there are `cap` of them. Gives the call's state back,
     /// where it had one.
+    #[inline]
     pub(crate) fn record(&mut self, record: Record, cap: usize) -> Option<Arc<CallState>> {
         let call = record.call;
         if self.records.len() >= cap {

@@ -26,6 +26,7 @@ pub(super) struct Interrupts<'a> {
 
 impl<'a> Interrupts<'a> {
     /// The shortest limit wins: the call's own, the plan's, the tool's.
+    #[inline]
     pub(super) fn of(call: &'a Call<'_>, tool: &ToolEntry, record: &CallRecord<'_>) -> Self {
         let limit = least(call.options.timeout, call.scope.settings().call_timeout);
         Self {

@@ -50,6 +50,7 @@ pub(super) struct CallRecord<'a> {
 }
 
 impl<'a> CallRecord<'a> {
+    #[inline]
     pub(super) fn begin(call: &Call<'a>, number: u64) -> Self {
         let began = Instant::now();
         call.scope.clock(began);

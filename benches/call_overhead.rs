@@ -170,8 +170,8 @@ fn main() {
         let calls = calls.parse().unwrap();
         return match row.as_str() {
             "direct" => setup.direct(calls),
-            "managed" => setup.execute(&setup.plan, "managed", calls),
-            _ => setup.execute(&setup.plan, "add", calls),
+            "json" => setup.json(calls),
+            tool => setup.execute(&setup.plan, tool, calls),
         };
     }
 

@@ -95,7 +95,7 @@ impl fmt::Debug for ApprovalRequest {
 }
 
 /// What was decided about a call.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Decision {
     /// This call.
@@ -118,6 +118,19 @@ pub enum Decision {
         /// The input to use.
         input: Value,
     },
+}
+
+impl fmt::Debug for Decision {
+    /// Without an input: a log must not have it by accident.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Once => f.write_str("Once"),
+            Self::ForPlan => f.write_str("ForPlan"),
+            Self::ToolForPlan => f.write_str("ToolForPlan"),
+            Self::Deny { reason } => f.debug_struct("Deny").field("reason", reason).finish(),
+            Self::Change { .. } => f.debug_struct("Change").finish_non_exhaustive(),
+        }
+    }
 }
 
 impl Decision {

@@ -1,5 +1,7 @@
 //! The calls of one turn of a model.
 
+use std::fmt;
+
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -10,7 +12,7 @@ use crate::plan::PlanHandle;
 use crate::tool::ToolResult;
 
 /// One call that a model asked for.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ToolCall {
     /// The id that the model gave it, to be given back with the result.
@@ -20,6 +22,16 @@ pub struct ToolCall {
     pub name: String,
     /// The input.
     pub arguments: Value,
+}
+
+impl fmt::Debug for ToolCall {
+    /// Without the input: a log must not have it by accident.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ToolCall")
+            .field("id", &self.id)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
 }
 
 impl ToolCall {

@@ -92,7 +92,7 @@ impl PlanScope {
         by_hand: bool,
     ) -> Result<Arc<Active>, Refused> {
         let key = Key::Tool(tool.id);
-        let begin = if tool.off_thread { Begin::Apart } else { Begin::Here };
+        let begin = if tool.off_thread { Begin::There } else { Begin::Here };
         let label = tool.descriptor.name.as_str();
         let want = Want { key, label, by_hand, begin, holder: None, waiter: None };
         self.obtain(want, || Some(Make::Tool(Arc::clone(tool)))).await

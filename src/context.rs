@@ -377,7 +377,12 @@ impl ToolExecutionContext {
 
     /// This call, as one above others.
     fn frame(&self) -> Arc<Frame> {
-        Arc::new(Frame::new(self.call, self.tool, self.parent.clone()))
+        Arc::new(Frame::new(
+            self.call,
+            self.tool,
+            self.parent.clone(),
+            self.scope.settings().begun_by.as_ref(),
+        ))
     }
 
     fn state(&self) -> Arc<CallState> {
@@ -429,13 +434,16 @@ impl ToolExecutionContext {
             || cancelled()
     }
 
-    /// Waits until [`is_cancelled`](Self::is_cancelled).
+    /// Waits until the call, its plan or a parent of that is cancelled; not at all where
+    /// [`is_cancelled`](Self::is_cancelled) already.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn cancelled(&self) {
-        self.cancellation_token().cancelled().await;
+        if !self.is_cancelled() {
+            self.cancellation_token().cancelled().await;
+        }
     }
 
     /// An error once cancelled, for `?` between two steps.
@@ -473,7 +481,7 @@ impl ToolExecutionContext {
         format!("{:016x}-{}-{}", self.scope.core.instance(), self.scope.id, self.call)
     }
 
-    /// Records a change that the call made.
+    /// Records a change that the call made. All are kept, for the report of the plan.
     pub fn record_change(&self, change: Change) {
         let Some(tool) = self.scope.tools.by_id(self.tool) else {
             return;
@@ -495,10 +503,13 @@ impl ToolExecutionContext {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ToolFailure> {
+        // Those of an `off_thread` tool's own clean-up must always have a thread left.
+        let room = Arc::clone(&self.scope.core.blocking).acquire_owned().await;
         let (send, done) = oneshot::channel();
         let started = self.scope.core.run_blocking(Box::new(move || {
             // Nobody waits any more once the call is over.
             drop(send.send(contain(work)));
+            drop(room);
         }));
         if !started {
             return Err(ToolFailure::transient("there is no thread for blocking work"));

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::contain::Foreign;
+use crate::limit::{MOST_ERROR_TEXT, cut_plain};
 use crate::name::ToolName;
 
 /// How a call ended, as stable text. The table of outcomes is in the crate's documentation.
@@ -252,6 +253,8 @@ pub enum ToolRuntimeError {
         tool: String,
         /// Which rule refused it.
         reason: String,
+        /// A layer panicked: the reason is none of the model's business.
+        broken: bool,
     },
     /// The plan asks for a checkpoint before each write, and the tool cannot have one.
     #[error("`{tool}` needs a checkpoint: {reason}")]
@@ -303,13 +306,13 @@ pub enum ToolRuntimeError {
         /// The tool.
         tool: ToolName,
     },
-    /// The host deactivated the tool; an explicit `activate` brings it back.
-    #[error("`{tool}` is not activated: {reason}; `activate` brings it back")]
+    /// The host deactivated the tool, or its instance was given up under the call.
+    #[error("`{tool}` is not activated: {reason}")]
     #[non_exhaustive]
     NotActivated {
         /// The tool.
         tool: String,
-        /// Why.
+        /// Why, and what brings it back.
         reason: String,
     },
     /// A call that ended without success, as
@@ -334,6 +337,10 @@ pub enum ToolRuntimeError {
 }
 
 impl ToolRuntimeError {
+    pub(crate) fn denied(tool: impl Into<String>, reason: String) -> Self {
+        Self::AccessDenied { tool: tool.into(), reason, broken: false }
+    }
+
     /// The stable code.
     pub fn code(&self) -> OutcomeCode {
         match self {
@@ -373,7 +380,8 @@ impl ToolRuntimeError {
         format!("error ({}): {}", self.code(), self.told())
     }
 
-    fn told(&self) -> String {
+    /// That text without its code.
+    pub(crate) fn told(&self) -> String {
         match self {
             Self::PlanEnded { .. } | Self::ShutDown => "no more tools can be called".to_owned(),
             Self::NotFound { nearest, .. } if !nearest.is_empty() => {
@@ -381,6 +389,9 @@ impl ToolRuntimeError {
                 format!("there is no tool of that name; did you mean {}?", names.join(" or "))
             }
             Self::NotFound { .. } => "there is no tool of that name".to_owned(),
+            Self::AccessDenied { broken: true, .. } => {
+                "it could not be called; try again later".to_owned()
+            }
             Self::AccessDenied { .. } | Self::CheckpointRequired { .. } => {
                 format!("{self}; do not try again")
             }
@@ -455,12 +466,7 @@ impl ActivationError {
         phase: ActivationPhase,
         message: impl Into<String>,
     ) -> Self {
-        Self(Arc::new(ActivationFault {
-            what: what.into(),
-            phase,
-            message: message.into(),
-            source: None,
-        }))
+        Self::made(what.into(), phase, message.into(), None)
     }
 
     pub(crate) fn caused(
@@ -468,9 +474,18 @@ impl ActivationError {
         message: impl Into<String>,
         source: Option<Arc<dyn Error + Send + Sync>>,
     ) -> Self {
-        let (what, message) = (what.into(), message.into());
+        Self::made(what.into(), ActivationPhase::Failed, message.into(), source)
+    }
+
+    fn made(
+        what: String,
+        phase: ActivationPhase,
+        mut message: String,
+        source: Option<Arc<dyn Error + Send + Sync>>,
+    ) -> Self {
+        cut_plain(&mut message, MOST_ERROR_TEXT);
         let source = source.map(Foreign::new);
-        Self(Arc::new(ActivationFault { what, phase: ActivationPhase::Failed, message, source }))
+        Self(Arc::new(ActivationFault { what, phase, message, source }))
     }
 
     /// The last error of a slot that has no attempt left.

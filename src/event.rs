@@ -42,7 +42,8 @@ pub struct ToolEvent {
 
 /// What happened.
 ///
-/// Of one call: `Waiting` where it waits, `Executing`, `Progress`, then `Finished`, once, refused
+/// Of one call: `Waiting` where it waits (also of a tool that is activated by hand, which is no
+/// call and has only that), `Executing`, `Progress`, then `Finished`, once, refused
 /// and abandoned calls too. Of one instance: `Activating`, then `Active` or `ActivationFailed`, and
 /// after `Active` one `Deactivated`. Of a plan, last of all: `Ended`.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -67,8 +67,15 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    pub(crate) fn new(call: u64, tool: u32, parent: Option<Arc<Self>>) -> Self {
-        Self { call, tool, depth: parent.as_ref().map_or(1, |parent| parent.depth + 1), parent }
+    /// `begun_by` is the call that began the plan: all of them are on one stack.
+    pub(crate) fn new(
+        call: u64,
+        tool: u32,
+        parent: Option<Arc<Self>>,
+        begun_by: Option<&Arc<Self>>,
+    ) -> Self {
+        let depth = parent.as_ref().or(begun_by).map_or(1, |above| above.depth + 1);
+        Self { call, tool, depth, parent }
     }
 
     /// This call and those above it.
@@ -89,6 +96,8 @@ struct Stop(Box<Stopped>);
 enum Stopped {
     /// The tool or the model did wrong: a result to show the model.
     Failed(OutcomeCode, String),
+    /// The same, with what is for the trace only.
+    Unsaid(OutcomeCode, &'static str, String),
     /// The input, or the output, breaks its schema.
     Broken(OutcomeCode, SchemaValidationError),
     /// The host must know.
@@ -104,6 +113,10 @@ impl<E: Into<CallError>> From<E> for Stop {
 impl Stop {
     fn failed(code: OutcomeCode, message: String) -> Self {
         Self(Box::new(Stopped::Failed(code, message)))
+    }
+
+    fn unsaid(code: OutcomeCode, message: &'static str, trace: String) -> Self {
+        Self(Box::new(Stopped::Unsaid(code, message, trace)))
     }
 
     fn broken(code: OutcomeCode, faults: SchemaValidationError) -> Self {
@@ -164,6 +177,10 @@ pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), C
             // There is nothing to activate, and nobody to be asked about it.
             return Ok(());
         }
+        let active = scope.inner().slots.active(&Key::Tool(tool.id)).cloned();
+        if let Some(active) = active {
+            return unchanged(scope, tool, &active);
+        }
         let mut interrupts = Interrupts::none(scope, number);
         let asker = Asker { scope, tool, call: number, above: None };
         let answer = match admitted.needs_approval {
@@ -183,7 +200,7 @@ pub(crate) async fn activate(scope: &Arc<PlanScope>, name: &str) -> Result<(), C
         Some(Ok(())) => Ok(()),
         Some(Err(Stop(stopped))) => match *stopped {
             Stopped::Err(error) => Err(error),
-            Stopped::Failed(..) | Stopped::Broken(..) => {
+            Stopped::Failed(..) | Stopped::Unsaid(..) | Stopped::Broken(..) => {
                 unreachable!("BUG: without a call no tool and no model does wrong")
             }
         },
@@ -247,7 +264,7 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
 
         // 3 gate
         let admitted = gate(scope, tool)?;
-        if above.is_some_and(|frame| frame.depth > MOST_DEPTH) {
+        if above.or(settings.begun_by.as_ref()).is_some_and(|frame| frame.depth > MOST_DEPTH) {
             return Err(too_deep(tool));
         }
         if !record.reserved && !settings.quotas.is_empty() {
@@ -297,7 +314,7 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
             _ => None,
         };
         let _of_the_tool = match &tool.permits {
-            Some(permits) if !above.is_some_and(|frame| frame.holds(tool.id)) => {
+            Some(permits) if !is_held_above(scope, above, tool.id) => {
                 let left = interrupts.left();
                 Some(permit(permits, tool, Wait::ToolPermit, &interrupts, left).await?)
             }
@@ -351,8 +368,11 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
         }
     }
 
-    // The layers, on the way out.
+    // The layers, on the way out. They may copy what they see, which no stack could bear.
     if let Some(layered) = &layered {
+        if let Some(Ok(output)) = &mut record.given {
+            bounded(output)?;
+        }
         Box::pin(layered.leave(call, tool, input, &interrupts, &mut record.given)).await?;
     }
     let output = match &mut record.given {
@@ -362,9 +382,7 @@ async fn rooms(call: &Call<'_>, record: &mut CallRecord<'_>) -> Result<(), Stop>
     forget_own_words(output);
 
     // 10 check output
-    let Some(size) = measure(&output.value, MOST_NESTED) else {
-        return Err(output_too_deep(output));
-    };
+    let size = bounded(output)?;
     if let (Some(schema), false) = (&tool.output, settings.output_check == OutputCheck::Off) {
         let valid = schema.is_valid(&output.value);
         record.output_valid = Some(valid);
@@ -427,6 +445,25 @@ fn broken_input(schema: &Schema, input: &Value) -> Stop {
 }
 
 // ===== room 6: permit =====
+
+/// Whether a call above holds the permit of that tool, in this plan or in one that a tool began it
+/// from.
+fn is_held_above(scope: &PlanScope, above: Option<&Arc<Frame>>, tool: u32) -> bool {
+    let (mut plan, mut above) = (scope, above);
+    loop {
+        if above.is_some_and(|frame| frame.holds(tool)) {
+            return true;
+        }
+        let (Some(parent), Some(by)) = (&plan.parent, &plan.settings().begun_by) else {
+            return false;
+        };
+        // A call that is over has given its permits back: there is nothing to inherit.
+        if lock(&parent.log).has_ended(by.call) {
+            return false;
+        }
+        (plan, above) = (parent, Some(by));
+    }
+}
 
 async fn permit<'a>(
     semaphore: &'a Semaphore,
@@ -507,11 +544,14 @@ fn refused_error(tool: &ToolEntry, refused: Refused) -> CallError {
         Refused::Ended(reason) => ended_error(reason),
         Refused::Activation(error) => error.into(),
         Refused::Deactivated => {
-            let (tool, reason) =
-                (tool.descriptor.name.to_string(), "the host deactivated it".to_owned());
-            ToolRuntimeError::NotActivated { tool, reason }.into()
+            let reason = "the host deactivated it; `activate` brings it back".to_owned();
+            not_activated(tool, reason)
         }
     }
+}
+
+fn not_activated(tool: &ToolEntry, reason: String) -> CallError {
+    ToolRuntimeError::NotActivated { tool: named(tool), reason }.into()
 }
 
 // ===== rooms 10 and 11: check output, limit =====
@@ -525,9 +565,19 @@ fn forget_own_words(output: &mut ToolOutput) {
     }
 }
 
+/// The bytes of an output that is nested no deeper than JSON may be, its metadata too.
+fn bounded(output: &mut ToolOutput) -> Result<usize, Stop> {
+    let is_flat = |field: &Value| measure(field, MOST_NESTED - 1).is_some();
+    match measure(&output.value, MOST_NESTED) {
+        Some(size) if output.metadata.values().all(is_flat) => Ok(size),
+        _ => Err(too_deep_output(output)),
+    }
+}
+
 #[cold]
-fn output_too_deep(output: &mut ToolOutput) -> Stop {
+fn too_deep_output(output: &mut ToolOutput) -> Stop {
     take_apart(output.value.take());
+    take_apart(Value::Object(std::mem::take(&mut output.metadata)));
     let message = format!("the output cannot be JSON: it is nested more than {MOST_NESTED} deep");
     Stop::failed(OutcomeCode::InvalidOutput, message)
 }

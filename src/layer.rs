@@ -78,7 +78,7 @@ pub trait Layer: Send + Sync + 'static {
 }
 
 /// What a layer decides before a call.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Before {
     /// Goes on.
@@ -90,6 +90,18 @@ pub enum Before {
     Answer(ToolOutput),
     /// Refuses, and says why: `AccessDenied`.
     Refuse(String),
+}
+
+impl fmt::Debug for Before {
+    /// Without an input and without an output: a log must not have them by accident.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Continue => f.write_str("Continue"),
+            Self::Change(_) => f.debug_tuple("Change").finish_non_exhaustive(),
+            Self::Answer(_) => f.debug_tuple("Answer").finish_non_exhaustive(),
+            Self::Refuse(reason) => f.debug_tuple("Refuse").field(reason).finish(),
+        }
+    }
 }
 
 /// The facts of a call, for a layer.
@@ -142,8 +154,8 @@ impl Layers {
         self.0.is_empty()
     }
 
-    /// The way in. An error says why the call is refused.
-    pub(crate) async fn enter(&self, call: &LayerCall<'_>) -> Result<Entered, String> {
+    /// The way in. An error says why the call is refused, and whether that is for the host only.
+    pub(crate) async fn enter(&self, call: &LayerCall<'_>) -> Result<Entered, (String, bool)> {
         let mut entered = Entered { passed: 0, input: None, answer: None };
         for layer in &self.0 {
             let input = entered.input.as_ref().unwrap_or(call.input);
@@ -155,8 +167,10 @@ impl Layers {
                     entered.answer = Some(output);
                     break;
                 }
-                Ok(Before::Refuse(reason)) => return Err(reason),
-                Err(panicked) => return Err(format!("a layer panicked: {}", panicked.text)),
+                Ok(Before::Refuse(reason)) => return Err((reason, false)),
+                Err(panicked) => {
+                    return Err((format!("a layer panicked: {}", panicked.text), true));
+                }
             }
             entered.passed += 1;
         }

@@ -19,6 +19,7 @@ use std::task::Poll;
 
 use tokio::sync::Notify;
 
+use crate::contain::contain;
 use crate::fault::fault;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
@@ -75,7 +76,8 @@ impl Gate {
     /// The hard end: parked calls are not polled again, and their tasks are woken to drop them.
     pub(crate) fn revoke(&self) {
         self.word.fetch_or(CLOSED | REVOKED, SeqCst);
-        self.hard.notify_waiters();
+        // A waker is its executor's code.
+        contain(|| self.hard.notify_waiters()).unwrap_or_default();
     }
 
     pub(crate) fn is_closed(&self) -> bool {

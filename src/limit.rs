@@ -145,6 +145,8 @@ pub(crate) fn take_apart(value: Value) {
     }
 }
 
+/// The longest text of an error that is kept, in bytes; a result may have as much in any case.
+pub(crate) const MOST_ERROR_TEXT: usize = 4096;
 /// What ends a text that was cut.
 const MARK: &str = " [cut]";
 

@@ -24,9 +24,11 @@ use crate::event::{EventKind, Wait};
 use crate::fault::fault;
 use crate::keeper::{Begin, Job, last_resort};
 use crate::lease::Gate;
+use crate::limit::{MOST_ERROR_TEXT, cut_plain};
 use crate::registry::{Source, ToolEntry};
 use crate::scope::PlanScope;
 use crate::slot::{Refused, SlotId, Why};
+use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::sync::{Mutex, lock};
 use crate::throttle::{ActivationLimit, ActivationPermit};
 use crate::tool::{SharedActivation, ToolFailure, ToolInstance};
@@ -64,6 +66,10 @@ pub(crate) enum NotMade {
 
 impl Make {
     /// The source that limits how many of its tools are activated at once.
+    fn is_off_thread(&self) -> bool {
+        matches!(self, Self::Tool(entry) if entry.off_thread)
+    }
+
     fn source(&self) -> Option<&Source> {
         match self {
             Self::Tool(entry) => entry.source.as_deref(),
@@ -200,13 +206,20 @@ pub(crate) struct Active {
     pub(crate) version: u32,
     pub(crate) attempt: Arc<Attempt>,
     off_thread: bool,
+    tainted: AtomicBool,
 }
 
 impl Active {
     pub(crate) fn new(made: Made, slot: SlotId, generation: u32, attempt: &Arc<Attempt>) -> Self {
         let Made { held, version, off_thread } = made;
         let (held, gate, attempt) = (Foreign::new(held), Gate::new(), Arc::clone(attempt));
-        Self { held, gate, slot, generation, version, attempt, off_thread }
+        let tainted = AtomicBool::new(false);
+        Self { held, gate, slot, generation, version, attempt, off_thread, tainted }
+    }
+
+    /// Whether a call found it broken.
+    pub(crate) fn is_tainted(&self) -> bool {
+        self.tainted.load(Relaxed)
     }
 }
 
@@ -253,6 +266,7 @@ impl Owed {
     /// For an instance that has just been taken out of its slot.
     pub(crate) fn deactivation(scope: &Arc<PlanScope>, active: Arc<Active>, why: Why) -> Self {
         let slot = active.slot;
+        active.tainted.store(matches!(why, Why::Tainted(_)), Relaxed);
         Self {
             scope: Arc::clone(scope),
             slot,
@@ -264,7 +278,8 @@ impl Owed {
     /// The job that pays a deactivation, and how it may begin.
     pub(crate) fn into_job(self, begin: Begin) -> (Job, Begin) {
         let off_thread = matches!(&self.stage, Stage::Holding { active, .. } if active.off_thread);
-        (Box::pin(deactivate(self)), if off_thread { Begin::Apart } else { begin })
+        // The one that asks for it must not poll what may block.
+        (Box::pin(deactivate(self)), if off_thread { Begin::There } else { begin })
     }
 
     /// Puts the instance in place; true if the plan closed or the host asked meanwhile, so that it
@@ -414,13 +429,11 @@ async fn source_permit(
 }
 
 /// The activation job.
+///
+/// What blocks its thread has one only for the tool's own work: it waits for its turn like the
+/// others.
 pub(crate) async fn activate(mut owed: Owed, make: Make) {
-    let Stage::Activating { attempt, .. } = &owed.stage else {
-        return;
-    };
-    let attempt = Arc::clone(attempt);
     let scope = Arc::clone(&owed.scope);
-    let deadlines = scope.settings().deadlines;
     let permit = match make.source().and_then(Source::activations) {
         None => None,
         Some(limit) => match source_permit(&scope, owed.slot, &limit).await {
@@ -431,6 +444,20 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
             Err(error) => return owed.fail(error, false),
         },
     };
+    if make.is_off_thread() {
+        scope.core.submit(Box::pin(activate_now(owed, make, permit)), Begin::Apart);
+    } else {
+        activate_now(owed, make, permit).await;
+    }
+}
+
+async fn activate_now(mut owed: Owed, make: Make, permit: Option<ActivationPermit>) {
+    let Stage::Activating { attempt, .. } = &owed.stage else {
+        return;
+    };
+    let attempt = Arc::clone(attempt);
+    let scope = Arc::clone(&owed.scope);
+    let deadlines = scope.settings().deadlines;
     let ended = {
         scope.tell_of(owed.slot, |generation, attempt| EventKind::Activating {
             generation,
@@ -449,7 +476,8 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
         Some(Ok(instance)) => {
             drop(permit);
             if owed.commit(instance) {
-                deactivate(owed).await;
+                // Nobody could call it.
+                deactivate_now(owed, false).await;
             }
             return;
         }
@@ -476,15 +504,36 @@ pub(crate) async fn activate(mut owed: Owed, make: Make) {
     owed.fail(error, counts);
 }
 
+/// A text that a record keeps.
+fn short(mut text: String) -> String {
+    cut_plain(&mut text, MOST_ERROR_TEXT);
+    text
+}
+
 /// The deactivation job: drain, call, settle.
-async fn deactivate(mut owed: Owed) {
+async fn deactivate(owed: Owed) {
+    let Stage::Holding { active, .. } = &owed.stage else {
+        return;
+    };
+    let (scope, active) = (Arc::clone(&owed.scope), Arc::clone(active));
+    let overrun = scope.drain(&active.gate).await > 0;
+    if active.off_thread && !owed.last_chance {
+        drop(active);
+        scope.core.submit(Box::pin(deactivate_now(owed, overrun)), Begin::Apart);
+    } else {
+        drop(active);
+        deactivate_now(owed, overrun).await;
+    }
+}
+
+/// `overrun`: a call is still being polled.
+async fn deactivate_now(mut owed: Owed, overrun: bool) {
     let Stage::Holding { active, why } = &owed.stage else {
         return;
     };
     let (active, why) = (Arc::clone(active), why.clone());
     let scope = Arc::clone(&owed.scope);
-    let overrun = scope.drain(&active.gate).await;
-    owed.call(overrun > 0);
+    owed.call(overrun);
     let how = {
         let ctx = DeactivationContext::new(&scope, &why);
         let work = Contained::new(|| match &*active.held {
@@ -498,8 +547,10 @@ async fn deactivate(mut owed: Owed) {
         };
         match ended {
             Some(Ok(Ok(()))) => DeactivationOutcome::Ok,
-            Some(Ok(Err(failure))) => DeactivationOutcome::Failed(failure.message().to_owned()),
-            Some(Err(Panicked { text, .. })) => DeactivationOutcome::Panicked(text),
+            Some(Ok(Err(failure))) => {
+                DeactivationOutcome::Failed(short(failure.message().to_owned()))
+            }
+            Some(Err(Panicked { text, .. })) => DeactivationOutcome::Panicked(short(text)),
             None => DeactivationOutcome::TimedOut,
         }
     };

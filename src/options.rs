@@ -246,7 +246,8 @@ impl PlanOptions {
         self.with(|wanted| wanted.trace_cap = Some(traces.max(1)))
     }
 
-    /// Says something about the plan that tools can read.
+    /// Says something about the plan that tools can read. A child plan inherits it; one that a tool
+    /// begins may add to it and change nothing but the names of its agent (`gen_ai.*`).
     pub fn metadata(self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         self.with(|wanted| wanted.metadata.insert(key.into(), value.into()))
     }
@@ -424,17 +425,28 @@ impl PlanSettings {
 
     /// The settings of a child of a plan with these settings, which can do nothing that the parent
     /// could not.
-    pub(crate) fn child(&self, options: PlanOptions) -> Result<Box<Self>, ToolRuntimeError> {
-        let denied = |reason: String| ToolRuntimeError::AccessDenied {
-            tool: "a child plan".to_owned(),
-            reason,
-        };
+    pub(crate) fn child(
+        &self,
+        options: PlanOptions,
+        begun_by: Option<Arc<Frame>>,
+    ) -> Result<Box<Self>, ToolRuntimeError> {
+        let denied = |reason: String| ToolRuntimeError::denied("a child plan", reason);
         if options.wanted.as_ref().is_some_and(|wanted| wanted.approver.is_some()) {
             let reason = "it asks its parent's approver, and may not name another";
             return Err(denied(reason.to_owned()));
         }
         let mut own = options.settled(&self.for_child());
         own.rights = own.rights.meet(self.rights);
+        own.permit_wait = own.permit_wait.min(self.permit_wait);
+        own.approval_wait = own.approval_wait.min(self.approval_wait);
+        own.limits.attempts = own.limits.attempts.min(self.limits.attempts);
+        own.limits.generations = own.limits.generations.min(self.limits.generations);
+        if begun_by.is_some() {
+            // A tool must not speak for the host; the name of an agent stands in spans only.
+            let said = self.metadata.iter().filter(|(key, _)| !key.starts_with("gen_ai."));
+            own.metadata.extend(said.map(|(key, value)| (key.clone(), value.clone())));
+        }
+        own.begun_by = begun_by;
         own.call_timeout = [own.call_timeout, self.call_timeout].into_iter().flatten().min();
         own.max_output = own.max_output.min(self.max_output);
         own.output_check = own.output_check.max(self.output_check);

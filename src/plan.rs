@@ -13,13 +13,11 @@ use crate::batch::{self, ToolCall};
 use crate::change::RecordedChange;
 use crate::context::PlanId;
 use crate::definition::{Provider, definitions};
-use crate::descriptor::ToolDescriptor;
 use crate::error::{CallError, EndReason, ToolRuntimeError};
 use crate::event::EventStream;
 use crate::execute::{self, Call};
 use crate::keeper::Begin;
 use crate::options::{CallOptions, PlanOptions};
-use crate::policy::admit;
 use crate::registry::{Snapshot, ToolChanges};
 use crate::scope::PlanScope;
 use crate::slot::Key;
@@ -352,11 +350,8 @@ impl PlanHandle {
     /// # Ok(()) }
     /// ```
     pub fn definitions(&self, provider: Provider) -> Value {
-        let settings = self.scope.settings();
-        let allowed = |tool: &&ToolDescriptor| {
-            admit(settings.rights, &settings.rules, tool, &settings.resources).is_ok()
-        };
-        definitions(self.tools().descriptors().filter(allowed), provider)
+        let allowed = self.tools();
+        definitions(allowed.descriptors().filter(|tool| self.scope.may_use(tool)), provider)
     }
 
     /// Goes by the registry's tools as they are now, from the next call on, and says what is

@@ -96,9 +96,8 @@ fn refused(
     resources: &[BoundResource],
 ) -> Result<(), Box<ToolRuntimeError>> {
     let capability = tool.capability;
-    let denied = |reason: String| {
-        Err(Box::new(ToolRuntimeError::AccessDenied { tool: tool.name.to_string(), reason }))
-    };
+    let denied =
+        |reason: String| Err(Box::new(ToolRuntimeError::denied(tool.name.as_str(), reason)));
     for rule in rules {
         match rule {
             Rule::Only(filters) if !filters.iter().any(|filter| filter.fits(tool)) => {

@@ -130,7 +130,12 @@ impl Snapshot {
         self.tools.retain(|tool| tool.id != entry.id);
     }
 
-    pub(crate) fn not_found(&self, name: &str) -> ToolRuntimeError {
+    /// Suggests what is nearest, of the tools that the asker may know of.
+    pub(crate) fn not_found(
+        &self,
+        name: &str,
+        may_know: impl Fn(&ToolDescriptor) -> bool,
+    ) -> ToolRuntimeError {
         let name: String = name.chars().take(256).collect();
         // A model misspells what it was told: the provider-safe name.
         let readings = [ToolName::from_provider_safe(&name), ToolName::parse(&name).ok()];
@@ -147,7 +152,8 @@ impl Snapshot {
             };
             readings.iter().filter_map(far).min()
         };
-        let names = self.tools.iter().map(|tool| &tool.descriptor.name);
+        let known = self.tools.iter().map(|tool| &tool.descriptor);
+        let names = known.filter(|tool| may_know(tool)).map(|tool| &tool.name);
         let mut near: Vec<_> =
             names.filter_map(|known| Some((far_from(known.as_str())?, known))).collect();
         near.sort();

@@ -22,13 +22,16 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::contain::contain;
 use crate::context::PlanId;
+use crate::descriptor::ToolDescriptor;
 use crate::error::{ActivationError, CallError, EndReason, ToolCancelled, ToolRuntimeError};
 use crate::event::{EventKind, EventStream, ToolEvent};
 use crate::keeper::Begin;
 use crate::lease::Gate;
 use crate::obligation::{Active, Attempt, Made, Owed, Verdict};
 use crate::options::PlanSettings;
+use crate::policy::admit;
 use crate::registry::{Pinned, Snapshot, ToolChanges, ToolEntry};
 use crate::runtime::Core;
 use crate::slot::{Key, Refused, Retired, SlotId, SlotTable, Why};
@@ -182,7 +185,14 @@ impl PlanScope {
             }
         };
         let former = self.tools.former(name).into_iter().find(is_alive);
-        former.ok_or_else(|| Box::new(self.tools.latest().not_found(name)))
+        former
+            .ok_or_else(|| Box::new(self.tools.latest().not_found(name, |tool| self.may_use(tool))))
+    }
+
+    /// Whether the plan's gate lets the tool pass.
+    pub(crate) fn may_use(&self, tool: &ToolDescriptor) -> bool {
+        let settings = self.settings();
+        admit(settings.rights, &settings.rules, tool, &settings.resources).is_ok()
     }
 
     /// Goes by the tools of the registry as they are now; a child by those of its parent.
@@ -273,7 +283,7 @@ impl PlanScope {
     }
 
     pub(crate) fn tell_changed(&self) {
-        self.changed.notify_waiters();
+        contain(|| self.changed.notify_waiters()).unwrap_or_default();
     }
 
     /// Waits until `done` holds, looking again at each change.
@@ -364,9 +374,6 @@ impl PlanScope {
         };
         // Only one deactivation is polled here, the last: one that blocks holds up no other.
         let here = if begin == Begin::Here { owed.pop() } else { None };
-        if let Some(soft) = self.soft.get() {
-            soft.cancel();
-        }
         for child in children {
             child.close(reason_of_child(reason), Begin::There);
             if let Some(until) = until {
@@ -383,6 +390,10 @@ impl PlanScope {
         }
         if let Some(owed) = here {
             self.core.submit_clean_up(owed, Begin::Here);
+        }
+        if let Some(soft) = self.soft.get() {
+            // Last, and contained: a waker is its executor's code.
+            contain(|| soft.cancel()).unwrap_or_default();
         }
         if settled {
             self.leave();

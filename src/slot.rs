@@ -1,6 +1,6 @@
 //! The slot machine of one plan: which activation is at what stage, and what may happen next.
 //!
-//! Pure and synchronous: no lock, no clock, no future. The lock around it is in `cache.rs`; what
+//! Pure and synchronous: no lock, no clock, no future. The lock around it is in `scope.rs`; what
 //! waits on it, and the jobs that its answers start, are there and in `obligation.rs`.
 //!
 //! ```text

@@ -296,23 +296,17 @@ impl fmt::Display for ToolFailure {
 impl<E: Error + Send + Sync + 'static> From<E> for ToolFailure {
     fn from(error: E) -> Self {
         let any: &(dyn Error + 'static) = &error;
-        let (kind, code) = if any.is::<ToolCancelled>() {
-            (FailureKind::Cancelled, None)
-        } else if let Some(call) = any.downcast_ref::<CallError>() {
-            match call {
-                CallError::Cancelled(_) => (FailureKind::Cancelled, None),
-                CallError::Runtime(error) => (FailureKind::Failed, Some(error.code())),
-            }
-        } else {
-            (
-                FailureKind::Failed,
-                any.downcast_ref::<ToolRuntimeError>().map(ToolRuntimeError::code),
-            )
+        let runtime = match any.downcast_ref::<CallError>() {
+            Some(CallError::Runtime(error)) => Some(error),
+            _ => any.downcast_ref::<ToolRuntimeError>(),
         };
+        let is_cancelled = any.is::<ToolCancelled>()
+            || matches!(any.downcast_ref::<CallError>(), Some(CallError::Cancelled(_)));
         Self {
-            kind,
-            message: error.to_string(),
-            code,
+            kind: if is_cancelled { FailureKind::Cancelled } else { FailureKind::Failed },
+            // What an operator is told of a call is in the source: this is for a model.
+            message: runtime.map_or_else(|| error.to_string(), ToolRuntimeError::told),
+            code: runtime.map(ToolRuntimeError::code),
             source: Some(Arc::new(error)),
             shared: false,
         }
@@ -467,8 +461,9 @@ impl ToolResult {
         if self.success {
             return Ok(self.output);
         }
-        let code =
-            OutcomeCode::deserialize(Value::from(self.code())).unwrap_or(OutcomeCode::Execution);
+        // It may come from another process, and say what it likes.
+        let code = OutcomeCode::deserialize(Value::from(self.code())).ok();
+        let code = code.filter(|code| *code != OutcomeCode::Ok).unwrap_or(OutcomeCode::Execution);
         Err(ToolRuntimeError::Execution { code, message: self.error.unwrap_or_default() })
     }
 }

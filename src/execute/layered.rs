@@ -37,9 +37,9 @@ impl Layered {
             entered = call.scope.core.layers.enter(&facts) => entered,
             stop = interrupts.before(tool) => return Err(stop),
         };
-        let entered = entered.map_err(|reason| {
+        let entered = entered.map_err(|(reason, broken)| {
             let tool = named(tool);
-            ToolRuntimeError::AccessDenied { tool, reason }
+            ToolRuntimeError::AccessDenied { tool, reason, broken }
         })?;
         let Entered { passed, input, answer } = entered;
         Ok(Box::new(Self { input, answer, passed }))
@@ -65,7 +65,8 @@ impl Layered {
             left = call.scope.core.layers.leave(&facts, self.passed, taken) => left,
             stop = interrupts.before(tool) => return Err(stop),
         };
-        *given = Some(left.map_err(|text| Stop::failed(OutcomeCode::Panic, text))?);
+        *given =
+            Some(left.map_err(|text| Stop::unsaid(OutcomeCode::Panic, "a layer panicked", text))?);
         Ok(())
     }
 }

@@ -12,16 +12,13 @@ use crate::context::CallState;
 use crate::error::{CallError, OutcomeCode};
 use crate::event::EventKind;
 use crate::keeper::Begin;
-use crate::limit::{cut_plain, give_back};
+use crate::limit::{MOST_ERROR_TEXT, cut_plain, give_back};
 use crate::scope::PlanScope;
 use crate::slot::{SlotId, Why};
 use crate::span::{self, Kept};
 use crate::sync::lock;
 use crate::tool::ToolResult;
 use crate::trace::{NO_TOOL, Record, RecordText, ToolExecutionTrace};
-
-/// The longest text of an error that a trace keeps, in bytes; a result may have as much in any case.
-const MOST_ERROR_TEXT: usize = 4096;
 
 /// Writes the trace of a call, whatever happens to it.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the call")]
@@ -93,6 +90,10 @@ impl<'a> CallRecord<'a> {
                     cut_plain(&mut message, self.scope.settings().max_output.max(MOST_ERROR_TEXT));
                     self.write(took, code, Some(message.clone()));
                     ToolResult::failed(code, message)
+                }
+                Stopped::Unsaid(code, message, trace) => {
+                    self.write(took, code, Some(trace));
+                    ToolResult::failed(code, message.to_owned())
                 }
                 Stopped::Broken(code, faults) => {
                     let message = faults.to_string();

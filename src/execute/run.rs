@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::interrupt::Interrupts;
-use super::{Stop, refused_error};
+use super::{Stop, not_activated, refused_error};
 use crate::contain::{BoxFuture, Contained, drop_contained};
 use crate::context::ToolExecutionContext;
 use crate::error::{CallError, OutcomeCode, ToolCancelled};
@@ -28,7 +28,10 @@ pub(super) enum Broken {
     /// The call's token was cancelled and its grace is over.
     Cancelled,
     /// The instance was retired while the call was not being polled, and its drain is over.
-    Retired,
+    Retired {
+        /// Because another call found it broken.
+        tainted: bool,
+    },
 }
 
 /// Runs a managed instance in the caller's task, under its own lease. What it gives goes to its
@@ -47,7 +50,7 @@ pub(super) async fn leased(
     let work = Contained::new(|| instance.execute(ctx, input));
     let work = pin!(raced(work, ctx, interrupts, given));
     let ended = lease.run(work).await;
-    ended.unwrap_or_else(|| Err(Box::new(Broken::Retired)))
+    ended.unwrap_or_else(|| Err(Box::new(Broken::Retired { tainted: active.is_tainted() })))
 }
 
 /// Races the tool against the deadline and the token. Neither is looked at before the tool is
@@ -113,8 +116,16 @@ pub(super) fn without_output(
             Stop::failed(OutcomeCode::Timeout, message)
         }
         Broken::Cancelled => cancelled.unwrap_or(CallError::Cancelled(ToolCancelled)).into(),
-        Broken::Retired => {
-            cancelled.unwrap_or_else(|| refused_error(tool, Refused::Deactivated)).into()
+        Broken::Retired { tainted } => {
+            let error = || {
+                if tainted {
+                    let reason =
+                        "another call found its instance broken; the next call has a new one";
+                    return not_activated(tool, reason.to_owned());
+                }
+                refused_error(tool, Refused::Deactivated)
+            };
+            cancelled.unwrap_or_else(error).into()
         }
     }
 }

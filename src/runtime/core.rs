@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use super::report::{Stats, Straggler};
 use crate::cache::ToolLifecycleCache;
@@ -27,6 +27,10 @@ use crate::sync::{Mutex, lock};
 
 /// The deepest nesting of plans.
 const MOST_DEPTH: u32 = 16;
+/// How many blocking tools run at once: half of the threads that Tokio gives a runtime for that. The
+/// others are for activations and deactivations off the keeper's threads, which must never wait for
+/// a tool that does not come back.
+const MOST_BLOCKING: usize = 256;
 
 /// What the runtime and everything of it share.
 pub(crate) struct Core {
@@ -47,6 +51,8 @@ pub(crate) struct Core {
     root: Mutex<Option<Arc<PlanScope>>>,
     /// While shutting down: another plan has settled.
     changed: Notify,
+    /// Room for blocking tools.
+    pub(crate) blocking: Arc<Semaphore>,
 }
 
 /// Counts of what was activated and what became of it.
@@ -82,6 +88,7 @@ impl Core {
             shut: AtomicBool::new(false),
             root: Mutex::new(None),
             changed: Notify::new(),
+            blocking: Arc::new(Semaphore::new(MOST_BLOCKING)),
         }
     }
 
@@ -180,14 +187,13 @@ impl Core {
             None => (self.registry.snapshot(), options.settle(&self.defaults)),
             Some(parent) => {
                 parent.notice_tokens();
-                let mut settings = parent.settings().child(options)?;
-                settings.begun_by = begun_by;
+                let settings = parent.settings().child(options, begun_by)?;
                 (Arc::clone(parent.tools.latest()), Some(settings))
             }
         };
         if parent.is_some_and(|parent| parent.depth >= MOST_DEPTH) {
             let reason = format!("plans are nested more than {MOST_DEPTH} deep");
-            return Err(ToolRuntimeError::AccessDenied { tool: "a child plan".to_owned(), reason });
+            return Err(ToolRuntimeError::denied("a child plan", reason));
         }
         let is_watched = watched.0.is_some() || watched.1.is_some();
         if is_watched && self.keeper().is_none() {

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -17,6 +17,7 @@ use toolscope::test_util::{Probe, Step};
 use toolscope::{
     ActivationContext, ActivationError, ActivationPhase, CallError, CallOptions, Deadlines,
     OutcomeCode, PlanOptions, Tool, ToolDescriptor, ToolFailure, ToolInstance, ToolRuntime,
+    ToolSpec,
 };
 
 use crate::hooks::{
@@ -871,4 +872,65 @@ impl Tool for Futureless {
     {
         panic!("no future")
     }
+}
+
+/// What blocks its thread waits for its turn without one: otherwise those that wait would take the
+/// threads that the others need to go on.
+#[tokio::test]
+async fn p2_off_thread_activations_wait_for_their_source_without_a_thread() {
+    let probe = Probe::new("tool").off_thread().on_activate(Step::Yield(1));
+    let fixture = Fixture::with(ToolRuntime::builder(), &[]).await.track(&probe);
+    fixture.registry().limit_activations("disk", 2);
+    let latch = CancellationToken::new();
+    let all_wait = latch.clone();
+    let tool = Hooked::new(&probe).before_activate(move |_| {
+        let all_wait = all_wait.clone();
+        async move {
+            all_wait.cancelled().await;
+            drop(tokio::task::spawn_blocking(|| ()).await);
+            Ok(())
+        }
+    });
+    fixture.registry().replace_source("disk", vec![Arc::new(tool) as Arc<dyn Tool>]).unwrap();
+    let plans: Vec<_> = (0..700).map(|_| fixture.plan()).collect();
+    let mut calls = JoinSet::new();
+    for plan in &plans {
+        calls.spawn(call(plan, "tool"));
+    }
+    until(|| fixture.stats().started == 700).await;
+    latch.cancel();
+    while let Some(returned) = within(calls.join_next()).await {
+        assert!(returned.unwrap().unwrap().success);
+    }
+    drop(plans);
+    fixture.end().await;
+}
+
+/// Blocking tools that do not come back leave threads for what must be undone.
+#[tokio::test]
+async fn p7_blocking_tools_that_hang_take_no_thread_from_activations() {
+    let hang = Arc::new((Mutex::new(true), std::sync::Condvar::new()));
+    let waits = Arc::clone(&hang);
+    let hangs = ToolSpec::new("hangs").read_only().call_timeout(Duration::from_millis(50));
+    let hangs = hangs.blocking(move |_, _: Value| {
+        let (hangs, told) = &*waits;
+        drop(told.wait_while(hangs.lock().unwrap(), |hangs| *hangs).unwrap());
+        Ok(())
+    });
+    let probe = Probe::new("tool").off_thread();
+    let fixture = Fixture::with(ToolRuntime::builder().tool(hangs), &[&probe]).await;
+    let plan = fixture.plan();
+    let mut calls = JoinSet::new();
+    for _ in 0..600 {
+        calls.spawn(call(&plan, "hangs"));
+    }
+    while let Some(returned) = within(calls.join_next()).await {
+        assert_eq!(returned.unwrap().unwrap().code(), "timeout");
+    }
+    assert!(within(call(&plan, "tool")).await.unwrap().success);
+    assert!(within(plan.deactivate("tool")).await);
+    *hang.0.lock().unwrap() = false;
+    hang.1.notify_all();
+    drop(plan);
+    fixture.end().await;
 }

@@ -2100,3 +2100,17 @@ async fn p9_the_end_of_a_plan_does_not_wait_for_an_approval() {
     assert_eq!((report.traces().len(), report.overrun()), (3, 0));
     fixture.end().await;
 }
+
+/// There is nothing to be asked about: nothing would be activated.
+#[tokio::test(start_paused = true)]
+async fn to_activate_what_is_active_asks_nobody() {
+    let approver = Answers::new([Decision::Once, Decision::deny("no")]);
+    let probe = asking();
+    let fixture = Fixture::with(paused().approver(approver.clone()), &[&probe]).await;
+    let plan = fixture.plan();
+    assert!(plan.execute("asking", json!({})).await.unwrap().success);
+    plan.activate("asking").await.unwrap();
+    assert_eq!(probe.counts().activations, 1);
+    plan.finish().await;
+    fixture.end().await;
+}

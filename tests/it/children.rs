@@ -9,11 +9,13 @@ use tokio_test::{assert_pending, assert_ready, task};
 use tokio_util::sync::CancellationToken;
 use toolscope::test_util::{Probe, ProbeCounts, Step, execution_context};
 use toolscope::{
-    BoundResource, CallError, Deadlines, EndReason, OutcomeCode, PlanOptions, ToolCapability,
-    ToolFailure, ToolRuntimeError, ToolSpec,
+    ApprovalRequest, Approver, BoundResource, CallError, Deadlines, Decision, EndReason,
+    OutcomeCode, PlanHandle, PlanOptions, ToolCapability, ToolFailure, ToolFilter,
+    ToolRuntimeError, ToolSpec, async_trait,
 };
 
 use crate::call::{relay, relayed};
+use crate::hooks::call;
 use crate::support::{Fixture, paused};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -501,12 +503,113 @@ async fn p15_a_child_may_not_bind_what_its_parent_does_not() {
 #[tokio::test(start_paused = true)]
 async fn p15_a_child_inherits_the_metadata_and_may_add_to_it() {
     let fixture = Fixture::paused(&[]).await;
-    let options = PlanOptions::new().metadata("tenant", "a").metadata("depth", 0);
+    let parent = fixture.begin(PlanOptions::new().metadata("tenant", "a")).unwrap();
+    let options = || PlanOptions::new().metadata("step", 1).metadata("tenant", "b");
+    let said = |plan: &PlanHandle| Value::from(execution_context(plan).metadata().clone());
+    let child = parent.begin_child(options()).unwrap();
+    assert_eq!(said(&child), json!({"tenant": "b", "step": 1}), "the host may say otherwise");
+    let child = execution_context(&parent).begin_child(options()).unwrap();
+    assert_eq!(said(&child), json!({"tenant": "a", "step": 1}), "a tool may not");
+    fixture.end().await;
+}
+
+/// An approval that is waited for does not count as time of the calls above: a longer wait of the
+/// child's would give them more.
+#[tokio::test(start_paused = true)]
+async fn p15_a_child_waits_no_longer_than_its_parent() {
+    let asks = ToolSpec::new("asks").writes().function(|_: Value| Ok(1));
+    let fixture = Fixture::with(paused().tool(asks).approver(Silent), &[]).await;
+    let options = PlanOptions::new().ask(ToolFilter::new()).approval_wait(SECOND);
     let parent = fixture.begin(options).unwrap();
-    let child = parent.begin_child(PlanOptions::new().metadata("depth", 1)).unwrap();
-    let ctx = execution_context(&child);
-    let metadata = Value::from(ctx.metadata().clone());
-    assert_eq!(metadata, json!({"tenant": "a", "depth": 1}));
+    let child = parent.begin_child(PlanOptions::new().approval_wait(100 * SECOND)).unwrap();
+    let began = Instant::now();
+    let error = child.execute("asks", json!({})).await.unwrap_err();
+    assert_eq!((error.code(), began.elapsed()), (OutcomeCode::ApprovalDenied, SECOND));
+    drop((child, parent));
+    fixture.end().await;
+}
+
+struct Silent;
+
+#[async_trait]
+impl Approver for Silent {
+    async fn decide(&self, _: &ApprovalRequest) -> Result<Decision, ToolFailure> {
+        std::future::pending().await
+    }
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Depth {
+    depth: u32,
+}
+
+/// An agent that goes deeper in every way there is, and says how deep it came.
+fn agent() -> ToolSpec {
+    ToolSpec::new("agent").read_only()
+}
+
+/// All of them are on one stack, whichever plan they belong to.
+#[tokio::test(start_paused = true)]
+async fn p15_calls_are_nested_16_deep_over_all_plans_that_tools_began() {
+    let deeper = agent().handler(async |ctx, Depth { depth }: Depth| {
+        let input = json!({"depth": depth + 1});
+        let nested = ctx.execute_nested("agent", &input).await;
+        let result = match nested {
+            Ok(result) => Ok(result),
+            Err(_) => ctx.begin_child(PlanOptions::new())?.execute("agent", input).await,
+        };
+        Ok(result.map_or(json!(depth), |result| result.output))
+    });
+    let fixture = Fixture::with(paused().tool(deeper), &[]).await;
+    let plan = fixture.plan();
+    let result = plan.execute("agent", json!({"depth": 1})).await.unwrap();
+    assert_eq!(result.output, json!(17), "16 below the first");
+    drop(plan);
+    fixture.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn p15_a_child_that_a_tool_began_does_not_wait_for_the_tool_s_own_permit() {
+    let again = agent().max_concurrent(1).handler(async |ctx, Depth { depth }: Depth| {
+        if depth == 3 {
+            return Ok(depth);
+        }
+        let child = ctx.begin_child(PlanOptions::new())?;
+        let result = child.execute("agent", json!({"depth": depth + 1})).await?;
+        Ok(result.output.as_u64().and_then(|depth| depth.try_into().ok()).unwrap_or_default())
+    });
+    let fixture = Fixture::with(paused().tool(again), &[]).await;
+    let plan = fixture.plan();
+    let result = plan.execute("agent", json!({"depth": 1})).await.unwrap();
+    assert_eq!((result.output, result.duration_ms), (json!(3), 0.0), "nothing was waited for");
+    drop(plan);
+    fixture.end().await;
+}
+
+/// What a call holds it gives back when it is over, however long its plan lives.
+#[tokio::test(start_paused = true)]
+async fn p15_a_child_that_outlives_its_call_takes_the_permit() {
+    let latch = CancellationToken::new();
+    let holds = Probe::new("holds").max_concurrent(1).on_execute(Step::Until(latch.clone()));
+    let (send, mut children) = tokio::sync::mpsc::unbounded_channel();
+    let begins = ToolSpec::new("holds/begins").read_only().handler_with(
+        std::sync::Arc::new(send),
+        async |send, ctx, _: Value| {
+            send.send(ctx.begin_child(PlanOptions::new().permit_wait(SECOND))?).unwrap();
+            Ok(())
+        },
+    );
+    let fixture = Fixture::with(paused().tool(begins), &[&holds]).await;
+    let plan = fixture.plan();
+    plan.execute("holds/begins", json!({})).await.unwrap();
+    let child = children.recv().await.unwrap();
+    let mut first = task::spawn(call(&plan, "holds"));
+    assert_pending!(first.poll());
+    let error = child.execute("holds", json!({})).await.unwrap_err();
+    assert_eq!(error.code(), OutcomeCode::Concurrency);
+    latch.cancel();
+    first.await.unwrap();
+    drop((child, plan));
     fixture.end().await;
 }
 

@@ -1,7 +1,7 @@
 //! P8 and P9: the end of a plan and of the runtime; drops.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -13,6 +13,7 @@ use toolscope::{
     ToolRuntimeError,
 };
 
+use crate::cut::quiet_probes;
 use crate::hooks::{Blocker, Called, Hooked, assert_about, block_on, call, gated, until, within};
 use crate::support::Fixture;
 
@@ -761,4 +762,30 @@ fn blocking(probe: &Probe, blocker: &Blocker) -> Hooked {
             Ok(())
         }
     })
+}
+
+/// A waker is its executor's code.
+#[tokio::test]
+async fn p9_a_waker_that_panics_stops_no_end() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a panic in a waker");
+        }
+    }
+    quiet_probes();
+    let probe = Probe::new("tool");
+    let fixture = Fixture::new(&[&probe]).await;
+    let plan = fixture.plan();
+    let child = plan.begin_child(PlanOptions::new()).unwrap();
+    call(&child, "tool").await.unwrap();
+    let handle = plan.handle();
+    let mut waits = Box::pin(async move { handle.ended().await });
+    let waker = std::task::Waker::from(Arc::new(Panics));
+    assert!(waits.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+    drop(plan);
+    let error = call(&child, "tool").await.unwrap_err();
+    assert_eq!(error.code(), OutcomeCode::PlanEnded);
+    drop((waits, child));
+    fixture.end().await;
 }

@@ -7,8 +7,8 @@ use tokio_test::{assert_pending, assert_ready, task};
 use tokio_util::sync::CancellationToken;
 use toolscope::test_util::{Probe, Step};
 use toolscope::{
-    ActivationPhase, DeactivationOutcome, OutcomeCode, PlanOptions, PlanReport, ToolCapability,
-    ToolRuntime,
+    ActivationPhase, DeactivationOutcome, Deadlines, OutcomeCode, PlanOptions, PlanReport,
+    ToolCapability, ToolRuntime,
 };
 
 use crate::hooks::{
@@ -567,5 +567,23 @@ async fn p1_a_taint_in_one_plan_does_not_touch_another() {
     one.finish().await;
     assert_eq!(generations(&other.finish().await), [1]);
     drop(probe);
+    fixture.end().await;
+}
+
+/// It is not the host that did it, and the next call has a new instance by itself.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_cut_by_another_s_taint_is_told_so() {
+    let probe = Probe::new("tool").on_execute([Step::Never, Step::Ok, Step::Ok]).taints(true);
+    let fixture = Fixture::paused(&[&probe]).await;
+    let options = PlanOptions::new().deadlines(Deadlines::default().end(Duration::from_secs(1)));
+    let plan = fixture.begin(options).unwrap();
+    let cut = tokio::spawn(call(&plan, "tool"));
+    until(|| probe.counts().executions == 1).await;
+    assert!(call(&plan, "tool").await.unwrap().success);
+    let error = cut.await.unwrap().unwrap_err();
+    assert_eq!(error.code(), OutcomeCode::NotActivated);
+    assert!(error.to_string().ends_with("the next call has a new one"), "{error}");
+    assert!(call(&plan, "tool").await.unwrap().success);
+    plan.finish().await;
     fixture.end().await;
 }

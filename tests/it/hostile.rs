@@ -11,8 +11,9 @@ use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
 use toolscope::test_util::{Probe, Step};
 use toolscope::{
-    ApprovalRequest, Approver, CallOptions, Decision, EndReason, EventKind, FailureKind, Layer,
-    OutcomeCode, OutputCheck, PlanOptions, Provider, ToolCapability, ToolFailure, ToolOutput,
+    ActivationContext, ApprovalRequest, Approver, Before, CallOptions, Decision, EndReason,
+    EventKind, FailureKind, Layer, LayerCall, OutcomeCode, OutputCheck, PlanOptions, Provider,
+    Tool, ToolCall, ToolCapability, ToolDescriptor, ToolFailure, ToolInstance, ToolOutput,
     ToolResult, ToolRuntime, ToolSpec, async_trait,
 };
 
@@ -437,6 +438,51 @@ fn nested_outputs_are_invalid(levels: usize) {
             assert_eq!(result.code(), "invalid_output");
         }
     }
+}
+
+/// A layer that copies what it sees.
+struct Copies;
+
+#[async_trait]
+impl Layer for Copies {
+    async fn after(
+        &self,
+        _: &LayerCall<'_>,
+        given: Result<ToolOutput, ToolFailure>,
+    ) -> Result<ToolOutput, ToolFailure> {
+        if let Ok(output) = &given {
+            drop(output.clone());
+        }
+        given
+    }
+}
+
+#[test]
+fn p14_an_output_nested_100_000_deep_meets_no_layer() {
+    if !in_a_process_of_its_own("p14_an_output_nested_100_000_deep_meets_no_layer") {
+        return;
+    }
+    let mut tokio = tokio::runtime::Builder::new_current_thread();
+    tokio.enable_all().start_paused(true).build().unwrap().block_on(async {
+        let probe = Probe::new("tool").immediate();
+        let tool = Dressed::new(&probe, |descriptor| descriptor);
+        let tool = tool.gives(|_, input| {
+            let deep = arrays(100_000);
+            Ok(if input["metadata"] == true {
+                ToolOutput::new(json!(1)).with_metadata("deep", deep)
+            } else {
+                ToolOutput::new(deep)
+            })
+        });
+        let fixture = Fixture::with(paused().layer(Copies).tool(tool), &[]).await.track(&probe);
+        let plan = fixture.plan();
+        for metadata in [false, true] {
+            let result = plan.execute("tool", json!({"metadata": metadata})).await.unwrap();
+            assert_eq!(result.code(), "invalid_output");
+        }
+        drop(plan);
+        fixture.end().await;
+    });
 }
 
 // ===== long arrays =====
@@ -873,7 +919,7 @@ async fn p14_a_batch_of_the_worst_calls_gives_each_its_own_result() {
     let fixture = Fixture::with(paused().tool(lost), &[&panics, &broken, &hangs, &good]).await;
     let plan = fixture.plan();
     let names = ["good", "panics", "nobody", "broken", "good", "hangs", "lost", "good"];
-    let calls = names.map(|name| toolscope::ToolCall::new(name, json!({})));
+    let calls = names.map(|name| ToolCall::new(name, json!({})));
     let results = plan.execute_batch(&calls).await;
     let codes: Vec<_> = results
         .iter()
@@ -919,4 +965,92 @@ async fn p16_the_worst_tools_leave_the_ledger_balanced() {
     }
     let fixture = Arc::into_inner(fixture).unwrap();
     assert!(fixture.end().await.activated > 0);
+}
+
+// ===== what is the host's stays with the host =====
+
+/// A tool with a secret in the error of its activation, and one that calls it with `?`.
+#[tokio::test(start_paused = true)]
+async fn what_an_operator_is_told_of_a_nested_call_reaches_no_model() {
+    let secret = "postgres://admin:hunter2@db refused";
+    let outer = ToolSpec::new("outer").read_only().handler(async |ctx, _: Value| {
+        Ok(ctx.execute_nested("db", &json!({})).await?.into_result()?)
+    });
+    let outer_task = ToolSpec::new("runner").read_only().handler(async |ctx, _: Value| {
+        let child = ctx.begin_child(PlanOptions::new())?;
+        child.activate("db").await?;
+        Ok(())
+    });
+    let runtime = paused().tool(Broken(ToolDescriptor::new("db".parse().unwrap()), secret));
+    let fixture = Fixture::with(runtime.tool(outer).tool(outer_task), &[]).await;
+    let plan = fixture.plan();
+    for tool in ["outer", "runner"] {
+        let result = call(&plan, tool).await.unwrap();
+        let told = "error (activation): the tool is not available now; try again later";
+        assert_eq!(result.to_model_text(), told);
+        let trace = plan.traces().pop().unwrap();
+        assert!(!trace.error.unwrap().contains("hunter2"));
+    }
+    // The host itself is told.
+    let error = call(&plan, "db").await.unwrap_err();
+    assert!(error.to_string().contains(secret), "{error}");
+    drop(plan);
+    fixture.end().await;
+}
+
+/// Its activation fails with that text.
+struct Broken(ToolDescriptor, &'static str);
+
+#[async_trait]
+impl Tool for Broken {
+    fn descriptor(&self) -> &ToolDescriptor {
+        &self.0
+    }
+
+    async fn activate(&self, _: &ActivationContext) -> Result<Arc<dyn ToolInstance>, ToolFailure> {
+        Err(ToolFailure::failed(self.1))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_text_of_an_activation_that_failed_is_cut() {
+    let text: &'static str = "x".repeat(1_000_000).leak();
+    let tool = Broken(ToolDescriptor::new("tool".parse().unwrap()), text);
+    let fixture = Fixture::with(paused().tool(tool), &[]).await;
+    let plan = fixture.plan();
+    let error = call(&plan, "tool").await.unwrap_err();
+    assert!(error.to_string().len() < 5_000, "{} bytes", error.to_string().len());
+    drop(plan);
+    fixture.end().await;
+}
+
+/// A result may come from another process, and say of itself what it likes.
+#[tokio::test(start_paused = true)]
+async fn p13_no_failure_has_the_code_of_a_success() {
+    let forged = ToolSpec::new("forged").read_only().function(|_: Value| {
+        let failed = json!({"success": false, "output": null, "duration_ms": 0.0,
+            "metadata": {"code": "ok"}});
+        let result: ToolResult = serde_json::from_value(failed)?;
+        Ok(result.into_result()?)
+    });
+    let fixture = Fixture::with(paused().tool(forged), &[]).await;
+    let plan = fixture.plan();
+    let result = call(&plan, "forged").await.unwrap();
+    ended(&plan, &result, OutcomeCode::Execution);
+    drop(plan);
+    fixture.end().await;
+}
+
+#[test]
+fn what_is_printed_for_debugging_has_no_input_in_it() {
+    let secret = || json!({"password": "hunter2"});
+    let printed = [
+        format!("{:?}", Decision::change(secret())),
+        format!("{:?}", ToolCall::new("tool", secret())),
+        format!("{:?}", Before::Change(secret())),
+        format!("{:?}", Before::Answer(ToolOutput::new(secret()))),
+    ];
+    for printed in printed {
+        assert!(!printed.contains("hunter2"), "{printed}");
+    }
 }

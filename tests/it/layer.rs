@@ -704,7 +704,10 @@ async fn p14_a_layer_that_panics_on_the_way_in_refuses() {
         let plan = fixture.plan();
         let returned = plan.execute("probe", json!({})).await;
         assert_eq!(traced(&plan, &returned).outcome, OutcomeCode::AccessDenied);
-        let error = returned.unwrap_err().to_string();
+        let error = returned.unwrap_err();
+        let told = error.to_model_text();
+        assert_eq!(told, "error (access_denied): it could not be called; try again later");
+        let error = error.to_string();
         assert!(error.contains("a layer panicked") && error.contains(text), "{error}");
         assert_eq!(seen.take(), ["+a", "+b"]);
         assert_eq!(probe.counts(), ProbeCounts::default());
@@ -735,9 +738,12 @@ async fn p14_a_layer_that_panics_on_the_way_out_is_a_panic() {
         let fixture = layered(layers, &[&probe]).await;
         let plan = fixture.begin(PlanOptions::new().max_calls(1)).unwrap();
         let returned = plan.execute("probe", json!({})).await;
-        assert_eq!(traced(&plan, &returned).outcome, OutcomeCode::Panic);
-        let error = returned.unwrap().error.unwrap();
+        let [trace] = plan.traces().try_into().unwrap();
+        let error = trace.error.unwrap();
+        assert_eq!(trace.outcome, OutcomeCode::Panic);
         assert!(error.contains("a layer panicked") && error.contains(text), "{error}");
+        // What a layer says in its panic is for the host.
+        assert_eq!(returned.unwrap().error.unwrap(), "a layer panicked");
         assert_eq!(seen.take(), ["+a", "+b", "+c", "-c", "-b"]);
         // The tool has run: its call keeps its place, and its instance is none the worse.
         assert_eq!(probe.counts().executions, 1);

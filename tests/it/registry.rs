@@ -10,9 +10,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use toolscope::test_util::Probe;
 use toolscope::{
-    ActivationContext, CallError, FunctionTool, Snapshot, SourceKind, Tool, ToolCapability,
-    ToolChanges, ToolDescriptor, ToolError, ToolFailure, ToolFilter, ToolInstance, ToolName,
-    ToolRegistry, ToolRuntime, ToolRuntimeError, ToolSpec, ToolType, async_trait,
+    ActivationContext, CallError, FunctionTool, PlanOptions, Snapshot, SourceKind, Tool,
+    ToolCapability, ToolChanges, ToolDescriptor, ToolError, ToolFailure, ToolFilter, ToolInstance,
+    ToolName, ToolRegistry, ToolRuntime, ToolRuntimeError, ToolSpec, ToolType, async_trait,
 };
 
 use crate::name::name;
@@ -733,7 +733,7 @@ async fn plans_that_begin_in_a_row_share_one_snapshot() {
     let fixture = Fixture::paused(&[&Probe::new("one")]).await;
     let (one, two) = (fixture.plan(), fixture.plan());
     assert!(std::ptr::eq(one.tools(), two.tools()));
-    let child = two.begin_child(toolscope::PlanOptions::new()).unwrap();
+    let child = two.begin_child(PlanOptions::new()).unwrap();
     assert!(std::ptr::eq(one.tools(), child.tools()));
     fixture.registry().register(tool("two")).unwrap();
     let three = fixture.plan();
@@ -1087,4 +1087,22 @@ fn an_unsafe_capability_is_called_unsafe_in_json() {
     let capability = ToolCapability::writes().is_unsafe();
     let json = serde_json::to_value(capability).unwrap();
     assert_eq!(json["unsafe"], json!(true));
+}
+
+/// What a plan refuses it does not name either.
+#[tokio::test(start_paused = true)]
+async fn a_suggestion_names_only_what_the_plan_may_use() {
+    let drop_database = || ToolSpec::new("admin/drop-database").writes().function(|_: Value| Ok(1));
+    let fixture = Fixture::with(paused().tool(drop_database()), &[]).await;
+    let asked = "admin__drop-databas";
+    for (options, suggests) in [
+        (PlanOptions::new(), true),
+        (PlanOptions::new().read_only(), false),
+        (PlanOptions::new().deny(ToolFilter::new().namespace("admin")), false),
+    ] {
+        let plan = fixture.begin(options).unwrap();
+        let error = plan.execute(asked, json!({})).await.unwrap_err();
+        assert_eq!(error.to_string().contains("drop-database`"), suggests, "{error}");
+    }
+    fixture.end().await;
 }

@@ -25,8 +25,8 @@ use crate::schema::is_deeper_than;
 
 use draft::modernize;
 use root::{keep_references_to_the_root, notes_on, settle_root};
-use rules::{has_odd_pattern, is_plain_name, meet_gemini, meet_openai, move_odd_properties};
-use walk::{any_node, dangles, each_node, reference, says_object, spell_out};
+use rules::{Refused, is_plain_name, meet_gemini, meet_openai, move_odd_properties};
+use walk::{dangles, each_node, reference, says_object, spell_out};
 
 /// The deepest schema that is rewritten; a deeper one is told as an outline.
 const MAX_DEPTH: usize = 64;
@@ -88,7 +88,8 @@ type Node = Map<String, Value>;
 ///
 /// For `OpenAi` and `OpenAiResponses`:
 ///
-/// - An array says `items` ("array schema missing items").
+/// - An array says `items` ("array schema missing items"). Where one does not, `unevaluatedItems`
+///   goes from the whole schema: to it, an item under `items` is one that was evaluated.
 /// - A `pattern` that does not compile in Python ("is not a 'regex'") or looks around ("regex
 ///   lookaround is not supported") goes into the description of its schema.
 /// - `strict` is false in `OpenAiResponses`: by the guide to function calling, to leave it out
@@ -317,9 +318,8 @@ fn advertise(schema: Option<&Value>, provider: Provider) -> Advertised {
     }
     let mut schema = Value::Object(told);
     if provider.is_openai() {
-        let lossy = any_node(&schema, &has_odd_pattern);
-        let fills = !any_node(&schema, &|node| node.contains_key("unevaluatedItems"));
-        each_node(&mut schema, &mut |node| meet_openai(node, lossy, fills));
+        let refused = Refused::of(&schema);
+        each_node(&mut schema, &mut |node| meet_openai(node, refused));
     } else if provider == Provider::Gemini {
         each_node(&mut schema, &mut meet_gemini);
     }
@@ -356,7 +356,8 @@ fn outline(root: &Node, provider: Provider) -> Advertised {
     told.insert("properties".into(), properties.into());
     let mut schema = Value::Object(told);
     if provider.is_openai() {
-        each_node(&mut schema, &mut |node| meet_openai(node, false, true));
+        let refused = Refused::of(&schema);
+        each_node(&mut schema, &mut |node| meet_openai(node, refused));
     }
     let note = "The schema shows no details; the input is checked against all of them.";
     Advertised { schema, notes: vec![note.into()] }

@@ -41,11 +41,43 @@ pub(super) fn move_odd_properties(root: &mut Node) -> Option<String> {
     Some(format!("Properties under `patternProperties`: {}.", names.join(", ")))
 }
 
-/// `lossy`: a pattern has to go somewhere, and whatever refers to its place accepts more. `fills`:
-/// `items` may be added, because nothing asks which items were evaluated.
-pub(super) fn meet_openai(node: &mut Node, lossy: bool, fills: bool) {
-    if lossy {
-        let loosens = |node: &Node| has_odd_pattern(node) || node.contains_key("$ref");
+/// What `OpenAI` does not take, in a schema as a whole.
+#[derive(Clone, Copy)]
+pub(super) struct Refused {
+    pattern: bool,
+    unevaluated_items: bool,
+}
+
+impl Refused {
+    pub(super) fn of(schema: &Value) -> Self {
+        // `items` would say that every item is evaluated.
+        let asks = |node: &Node| node.contains_key("unevaluatedItems");
+        Self {
+            pattern: any_node(schema, &has_odd_pattern),
+            unevaluated_items: any_node(schema, &lacks_items) && any_node(schema, &asks),
+        }
+    }
+
+    /// Whether a schema accepts more without that, or refers to what may.
+    fn loosens(self, node: &Node) -> bool {
+        (self.pattern && has_odd_pattern(node))
+            || (self.unevaluated_items && node.contains_key("unevaluatedItems"))
+            || node.contains_key("$ref")
+    }
+}
+
+fn lacks_items(node: &Node) -> bool {
+    let is_array = match node.get("type") {
+        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "array"),
+        kind => kind.is_some_and(|kind| kind == "array"),
+    };
+    is_array && !node.contains_key("items")
+}
+
+/// What is refused has to go somewhere, and whatever refers to its place accepts more.
+pub(super) fn meet_openai(node: &mut Node, refused: Refused) {
+    if refused.pattern || refused.unevaluated_items {
+        let loosens = |node: &Node| refused.loosens(node);
         let is_loosened = |value: Option<&Value>| match value {
             Some(Value::Array(schemas)) => schemas.iter().any(|it| any_node(it, &loosens)),
             Some(schema) => any_node(schema, &loosens),
@@ -81,11 +113,7 @@ pub(super) fn meet_openai(node: &mut Node, lossy: bool, fills: bool) {
             }
         }
     }
-    let is_array = match node.get("type") {
-        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "array"),
-        kind => kind.is_some_and(|kind| kind == "array"),
-    };
-    if is_array && fills && !node.contains_key("items") {
+    if lacks_items(node) {
         node.insert("items".into(), json!({}));
     }
 }
@@ -142,18 +170,31 @@ fn say_odd_pattern(node: &mut Node) {
     node.remove("pattern");
 }
 
+/// What stands before a place in a regular expression.
+#[derive(PartialEq)]
+enum Before {
+    /// Nothing that could be repeated: the start, or what asserts something of its place.
+    Nothing,
+    Atom,
+    Repeated,
+    /// Repeated as seldom as will do.
+    Lazy,
+}
+
 /// Whether a regular expression is one in Python too, and looks neither ahead nor behind.
 fn is_portable(pattern: &str) -> bool {
     let mut rest = pattern;
     let mut in_class = false;
+    let mut before = Before::Nothing;
     while let Some(c) = rest.chars().next() {
         rest = &rest[c.len_utf8()..];
         let hex = |digits: usize| {
             rest.len() > digits && rest.bytes().skip(1).take(digits).all(|c| c.is_ascii_hexdigit())
         };
-        match c {
+        before = match c {
             '\\' => {
-                let portable = match rest.chars().next() {
+                let escaped = rest.chars().next();
+                let portable = match escaped {
                     Some('u') => hex(4),
                     Some('x') => hex(2),
                     Some(c) if c.is_ascii_alphabetic() => "bBdDsSwWnrtfv".contains(c),
@@ -163,12 +204,46 @@ fn is_portable(pattern: &str) -> bool {
                     return false;
                 }
                 rest = rest.get(1..).unwrap_or(rest);
+                if matches!(escaped, Some('b' | 'B')) { Before::Nothing } else { Before::Atom }
             }
-            '[' => in_class = true,
-            ']' => in_class = false,
-            '(' if !in_class && rest.starts_with('?') && !rest.starts_with("?:") => return false,
-            _ => {}
-        }
+            ']' => {
+                in_class = false;
+                Before::Atom
+            }
+            _ if in_class => Before::Atom,
+            '[' => {
+                in_class = true;
+                Before::Atom
+            }
+            '(' if rest.starts_with('?') => match rest.strip_prefix("?:") {
+                Some(group) => {
+                    rest = group;
+                    Before::Nothing
+                }
+                None => return false,
+            },
+            '(' | '|' | '^' | '$' => Before::Nothing,
+            '?' if before == Before::Repeated => Before::Lazy,
+            '*' | '+' | '?' | '{' if before != Before::Atom => return false,
+            '*' | '+' | '?' => Before::Repeated,
+            '{' => match rest.split_once('}') {
+                Some((bounds, after)) if is_bounds(bounds) => {
+                    rest = after;
+                    Before::Repeated
+                }
+                _ => return false,
+            },
+            _ => Before::Atom,
+        };
     }
     true
+}
+
+/// `2`, `2,` or `2,3`.
+fn is_bounds(text: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+    match text.split_once(',') {
+        Some((least, most)) => is_number(least) && (most.is_empty() || is_number(most)),
+        None => is_number(text),
+    }
 }

@@ -97,10 +97,13 @@ pub(super) fn reference(node: &Node) -> Option<&str> {
 }
 
 /// The schema that a `$ref` stands for. Only a pointer from the root that leads from schema to
-/// schema is followed.
+/// schema is followed. One with a percent sign is not: what it names depends on who reads it.
 pub(super) fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     if reference == "#" {
         return Some(root);
+    }
+    if reference.contains('%') {
+        return None;
     }
     let unescape = |token: &str| token.replace("~1", "/").replace("~0", "~");
     let mut tokens = reference.strip_prefix("#/")?.split('/').map(unescape);

@@ -727,6 +727,9 @@ fn openai_is_told_the_patterns_that_it_can_read() {
         "[(?=]",
         r"\(?=",
         "^$",
+        "a*?b+?c??d{2}?",
+        r"(?:^a)*[$^]+\$*",
+        r"\u00e9{2}",
     ];
     for pattern in readable {
         let property = json!({ "type": "string", "pattern": pattern });
@@ -744,6 +747,16 @@ fn openai_is_told_the_patterns_that_it_can_read() {
         r"\cA",
         r"\z",
         "(?i)x",
+        "a{2}{3}",
+        "a{2,}{3,4}",
+        "^*",
+        "$*a",
+        r"\b+",
+        r"\B*",
+        "^{2}",
+        "(?:^+)",
+        "a*?+",
+        "a?+",
     ];
     for pattern in unreadable {
         let property = json!({ "type": "string", "pattern": pattern, "minLength": 1 });
@@ -809,6 +822,40 @@ fn a_pattern_that_goes_takes_with_it_what_depends_on_it() {
         "dependentSchemas": { "z": untouched },
     });
     assert_eq!(openai_property(&property), told);
+}
+
+/// `items` would say that every item is evaluated.
+#[test]
+fn an_array_without_items_takes_unevaluated_items_with_it() {
+    let array = json!({ "type": "array" });
+    let closed = json!({ "prefixItems": [{}], "items": {}, "unevaluatedItems": false });
+    let property = json!({
+        "properties": { "a": array, "b": closed },
+        "not": { "items": true, "unevaluatedItems": { "type": "null" } },
+        "unevaluatedItems": false,
+    });
+    let open = json!({ "prefixItems": [{}], "items": {} });
+    let filled = json!({ "type": "array", "items": {} });
+    let told = json!({ "properties": { "a": filled, "b": open } });
+    assert_eq!(openai_property(&property), told);
+    // Where each array has its items, nothing goes.
+    let whole = json!({ "items": { "type": "array", "items": {} }, "unevaluatedItems": false });
+    assert_eq!(openai_property(&whole), whole);
+}
+
+/// It is the name `ab` in a URI, and a text of its own to whoever takes it as it is.
+#[test]
+fn a_reference_with_a_percent_sign_is_not_followed() {
+    let schema = json!({
+        "type": "object",
+        "$ref": "#/$defs/a%62",
+        "$defs": { "ab": {}, "a%62": { "required": ["x"] } },
+    });
+    assert!(Schema::new(&schema).unwrap().is_valid(&json!({})));
+    for provider in MODELS {
+        let (told, _) = advertised(&schema, provider);
+        assert_eq!(told, json!({ "type": "object", "properties": {} }), "{provider:?}");
+    }
 }
 
 #[test]
@@ -1040,7 +1087,7 @@ fn value() -> impl Strategy<Value = Value> {
 }
 
 fn pattern() -> impl Strategy<Value = &'static str> {
-    select(&["^a", "b$", "^(?!x)", "(?=a)", r"\p{L}", "."][..])
+    select(&["^a", "b$", "^(?!x)", "(?=a)", r"\p{L}", ".", "a{1}{1}"][..])
 }
 
 /// A keyword, or two that belong together, with no schemas in it.

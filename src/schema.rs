@@ -279,7 +279,8 @@ pub struct InvalidSchema {
 }
 
 impl InvalidSchema {
-    /// Where, as a JSON pointer into the schema: empty for its root.
+    /// Where, as a JSON pointer into the schema: empty for its root, and cut short as that of a
+    /// [`SchemaFault`] is.
     pub fn place(&self) -> &str {
         &self.place
     }

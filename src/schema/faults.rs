@@ -16,6 +16,9 @@ use super::words::{
 
 /// How many faults of one value are told.
 const MOST_FAULTS: usize = 10;
+/// How many bytes of a path are told, and of each text on it.
+const MOST_OF_A_PATH: usize = 1_024;
+const MOST_OF_A_TEXT: usize = 4_096;
 /// How far the others are counted.
 const MOST_COUNTED: usize = 1_000;
 
@@ -42,7 +45,9 @@ impl SchemaValidationError {
     }
 
     pub(super) fn of(fault: SchemaFault) -> Self {
-        Self { faults: vec![fault], ..Self::default() }
+        let mut told = Self::default();
+        told.push(|| fault);
+        told
     }
 
     /// Adds a fault that is not there yet, or counts it.
@@ -51,7 +56,7 @@ impl SchemaValidationError {
             self.more = MOST_COUNTED.min(self.more + 1);
             return;
         }
-        let fault = fault();
+        let fault = fault().cut();
         if !self.faults.contains(&fault) {
             self.faults.push(fault);
         }
@@ -78,7 +83,8 @@ impl fmt::Display for SchemaValidationError {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SchemaFault {
-    /// Where, as a JSON pointer into the value: empty for the value itself.
+    /// Where, as a JSON pointer into the value: empty for the value itself. One of more than 1,024
+    /// bytes is cut short and ends in `...`.
     pub path: String,
     /// What would be right.
     pub expected: String,
@@ -90,6 +96,26 @@ pub struct SchemaFault {
     /// The sentence.
     #[serde(skip)]
     pub(super) said: String,
+}
+
+impl SchemaFault {
+    /// The names in a value are as long as whoever made it likes.
+    fn cut(mut self) -> Self {
+        shorten(&mut self.path, MOST_OF_A_PATH);
+        for text in [&mut self.expected, &mut self.got, &mut self.said] {
+            shorten(text, MOST_OF_A_TEXT);
+        }
+        self
+    }
+}
+
+fn shorten(text: &mut String, most: usize) {
+    if text.len() > most {
+        let fits = |end: &usize| text.is_char_boundary(*end);
+        let end = (0..=most - "...".len()).rev().find(fits).unwrap_or_default();
+        text.truncate(end);
+        text.push_str("...");
+    }
 }
 
 impl fmt::Display for SchemaFault {

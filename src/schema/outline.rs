@@ -390,7 +390,8 @@ impl<'a> Outline<'a> {
     /// True when telling all that is wrong with a value costs more than `most`: a walk for faults
     /// takes every way through the subschemas, and copies what stands under `anyOf` and `oneOf`.
     pub(super) fn costs_more_than(&self, most: usize, value: &Value) -> bool {
-        let mut walk = Walk { outline: self, left: most, in_place: HashMap::new() };
+        let mut walk =
+            Walk { outline: self, left: most, waiting: 0, path: 0, in_place: HashMap::new() };
         walk.pay(self.document, value, false).is_none()
     }
 }
@@ -486,7 +487,11 @@ impl<'a> Walk<'a> {
     /// `None` when there was not enough left.
     fn pay(&mut self, object: &'a Value, value: &Value, copied: bool) -> Option<()> {
         let Value::Object(members) = object else { return Some(()) };
-        let size = if copied { self.size_of(value)? } else { 0 };
+        if self.waiting > MOST_FRAMES + MOST_NESTED {
+            return None;
+        }
+        self.waiting += 1;
+        let size = if copied { self.size_of(value)? } else { 0 } + self.path / 256;
         self.spend(members.len().max(1).saturating_mul(1 + size))?;
         if value.is_string() && object["pattern"].as_str().is_some_and(is_hard) {
             self.spend(HARD_MATCH)?;
@@ -504,6 +509,10 @@ impl<'a> Walk<'a> {
                     self.spend(1)?;
                     if let Some(below) = prefix.and_then(|prefix| prefix.get(index)) {
                         self.pay(below, item, copied)?;
+    /// How many subschemas are being walked, and how long the path to their value is: each fault
+    /// has a copy of it.
+    waiting: usize,
+    path: usize,
                     }
                     for key in ["items", "additionalItems", "unevaluatedItems"] {
                         if let Some(below) = members.get(key) {
@@ -540,8 +549,10 @@ impl<'a> Walk<'a> {
         self.left = self.left.checked_sub(amount)?;
         Some(())
     }
+                let path = self.path;
 
     fn in_place(&mut self, object: &'a Value) -> Rc<[&'a Value]> {
+                    self.path = path + name.len();
         let known = self.in_place.entry(object).or_insert_with(|| {
             let untold = ["not", "if"].map(|key| object.get(key).map(std::ptr::from_ref));
             let mut found = self.outline.in_place(object);
@@ -555,9 +566,11 @@ impl<'a> Walk<'a> {
     fn size_of(&self, value: &Value) -> Option<usize> {
         let cost = |value: &Value| match value {
             Value::String(text) => 1 + text.len() / 64,
+                self.path = path;
             _ => 1,
         };
         let mut left = self.left;
+        self.waiting -= 1;
         spend(value, &mut left, cost)?;
         Some(self.left - left)
     }

@@ -1052,5 +1052,24 @@ fn what_is_printed_for_debugging_has_no_input_in_it() {
     ];
     for printed in printed {
         assert!(!printed.contains("hunter2"), "{printed}");
+
+/// Ten names of a megabyte each.
+#[tokio::test(start_paused = true)]
+async fn p14_what_is_wrong_with_an_output_is_bounded() {
+    let names = |_: &Value| {
+        let name = |index| (format!("{index}{}", "\u{e4}".repeat(500_000)), json!("x"));
+        let output: Map<String, Value> = (0..10).map(name).collect();
+        Ok(ToolOutput::new(output.into()))
+    };
+    let schema = json!({"type": "object", "additionalProperties": {"type": "integer"}});
+    for check in [OutputCheck::Warn, OutputCheck::Reject] {
+        let (fixture, _) = one_tool(None, Some(schema.clone()), names).await;
+        let options = PlanOptions::new().max_output_bytes(100).output_check(check);
+        let plan = fixture.begin(options).unwrap();
+        let result = call(&plan, "tool").await.unwrap();
+        let metadata = Value::Object(result.metadata).to_string();
+        assert!(metadata.len() < 20_000, "{} bytes", metadata.len());
+        drop(plan);
+        fixture.end().await;
     }
 }

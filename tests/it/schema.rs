@@ -751,6 +751,39 @@ fn a_secret_in_a_list_or_below_is_not_shown() {
     let secret = json!({ "type": "integer", "writeOnly": true });
     let schema = json!({ "properties": { "tokens": { "items": secret } } });
     let error = assert_hidden(&schema, &json!({ "tokens": [1, SECRET] }));
+#[test]
+fn a_whole_error_is_short() {
+    // Names of a megabyte, and alternatives in one another.
+    let name = |index| (format!("{index}/~\u{e4}{}", "k".repeat(1_000_000)), json!("x"));
+    let names: Map<String, Value> = (0..10).map(name).collect();
+    let nest = |schema: Value| {
+        let texts = (0..20).map(|index| json!({ "const": format!("{index}{}", "c".repeat(100)) }));
+        let both = json!({ "allOf": [schema, { "anyOf": texts.collect::<Vec<_>>() }] });
+        json!({ "anyOf": [both.clone(), both, { "type": "null" }] })
+    };
+    let branches = nested(4, json!({ "type": "integer" }), nest);
+    let [long, short] = [Value::Object(names), json!({ "a": "x", "b": 1.5 })];
+    let required = "r".repeat(1_000_000);
+    for (schema, value) in [
+        (json!({ "additionalProperties": { "type": "integer" } }), &long),
+        (json!({ "additionalProperties": false, "required": [required] }), &long),
+        // Each alternative has its own copy of the place.
+        (json!({ "additionalProperties": branches }), &long),
+        (json!({ "additionalProperties": branches }), &short),
+    ] {
+        let error = faults(&schema, value);
+        let told = serde_json::to_string(&error).unwrap();
+        assert!(told.len() < 100_000 && error.to_string().len() < 100_000, "{}", told.len());
+        for fault in &error.faults {
+            assert!(fault.path.len() <= 1_024 && fault.expected.len() <= 4_096, "{fault}");
+            assert!(fault.path.len() < 3 || fault.path.ends_with("..."), "{fault}");
+        }
+    }
+    let long = json!({ ("k".repeat(1_023)): 1 });
+    let error = faults(&json!({ "additionalProperties": { "type": "null" } }), &long);
+    assert_eq!(error.faults[0].path, format!("/{}", "k".repeat(1_023)));
+}
+
     assert_eq!(error.faults[0].path, "/tokens/1");
     for below in [
         json!({ "additionalProperties": secret }),

@@ -203,7 +203,7 @@ impl Shared {
         if told.faults.is_empty() {
             told.cut = true;
             told.push(|| {
-                let (path, secret) = teller.secrets.cover("");
+                let (path, secret) = teller.secrets.cover(value, "");
                 plain(path, "a value that fits the schema", described(value, secret))
             });
         }

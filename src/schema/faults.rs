@@ -153,7 +153,7 @@ impl<'a> Teller<'a> {
 
     pub(super) fn add(&self, error: &ValidationError<'_>, told: &mut SchemaValidationError) {
         let place = error.instance_path().as_str();
-        let (path, secret) = self.secrets.cover(place);
+        let (path, secret) = self.secrets.cover(self.value, place);
         let value = self.value.pointer(place).unwrap_or(self.value);
         match error.kind() {
             Kind::Required { property } => {
@@ -349,7 +349,7 @@ impl<'a> Teller<'a> {
 
     fn alternative(&self, above: &Location, error: &ValidationError<'_>) -> Vec<String> {
         let place = error.instance_path().as_str();
-        let (path, secret) = self.secrets.cover(place);
+        let (path, secret) = self.secrets.cover(self.value, place);
         let expected = match error.kind() {
             Kind::Required { property } => format!("the property {}", shown(property)),
             Kind::AdditionalProperties { .. } | Kind::UnevaluatedProperties { .. } if secret => {

@@ -596,13 +596,14 @@ impl Secrets<'_> {
     }
 
     /// A place in a value, and whether what stands there is secret. Below a secret the names that
-    /// are not the schema's own are hidden.
-    pub(super) fn cover(&self, place: &str) -> (String, bool) {
+    /// are not the schema's own are hidden: a number is one, but for an index.
+    pub(super) fn cover(&self, value: &Value, place: &str) -> (String, bool) {
         let mut secret = self.all;
         let mut shown = String::new();
         for segment in place.split('/').skip(1) {
             let name = segment.replace("~1", "/").replace("~0", "~");
-            let known = self.declared.contains(name.as_str()) || name.parse::<u64>().is_ok();
+            let is_index = above.is_some_and(Value::is_array);
+            let known = is_index || self.declared.contains(name.as_str());
             shown.push('/');
             shown.push_str(if secret && !known { "(hidden)" } else { segment });
             secret |= self.is_like_a_secret(&name);
@@ -619,3 +620,8 @@ impl Secrets<'_> {
         })
     }
 }
+        let mut above = Some(value);
+            above = above.and_then(|above| match above {
+                Value::Array(items) => items.get(name.parse::<usize>().ok()?),
+                other => other.get(&name),
+            });

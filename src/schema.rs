@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use jsonschema::error::ValidationErrorKind as Kind;
 use jsonschema::{
-    Draft, PatternOptions, ReferencingError, Retrieve, Uri, ValidationError, Validator,
+    Draft, PatternOptions, ReferencingError, Registry, Retrieve, Uri, ValidationError, Validator,
 };
 use serde_json::Value;
 
@@ -17,12 +17,12 @@ use crate::canonical::canonical;
 use crate::contain::contain;
 
 pub use faults::{SchemaFault, SchemaValidationError};
-pub(crate) use outline::is_deeper_than;
+pub(crate) use outline::{is_deeper_than, says_secret};
 pub(crate) use pool::SchemaPool;
 pub(crate) use words::distance;
 
 use faults::{Teller, place_in_words, plain};
-use outline::{Outline, Secrets};
+use outline::{Outline, Secrets, place_of_reference};
 use words::{MOST_SHOWN, cut, described, quoted, shown};
 
 mod faults;
@@ -109,15 +109,9 @@ impl Schema {
     }
 
     fn compiled(schema: &Value, formats: bool) -> Result<Self, InvalidSchema> {
-        let bounds = survey(schema)?;
-        let validator = compile(schema, formats, MOST_BACKTRACKS)?;
-        let shared = Shared::new(
-            canonical(schema).into(),
-            formats,
-            &bounds,
-            OnceLock::from(validator),
-            None,
-        );
+        let text = in_order(schema)?;
+        let (bounds, validator) = build(&text, formats)?;
+        let shared = Shared::new(text, formats, &bounds, OnceLock::from(validator), None);
         Ok(Self(Arc::new(shared)))
     }
 
@@ -173,7 +167,7 @@ impl Shared {
     }
 
     fn document(&self) -> Value {
-        serde_json::from_str(&self.text).expect("BUG: the text of a schema was written as JSON")
+        document(&self.text)
     }
 
     /// Whether the references of the schema may be followed into a value.
@@ -187,7 +181,10 @@ impl Shared {
             return SchemaValidationError::of(plain(String::new(), expected, "one nested deeper"));
         }
         let document = self.document();
-        let outline = Outline::new(&document);
+        let references = References::of(&document)
+            .expect("BUG: the references of a schema that was compiled lead nowhere");
+        let outline = Outline::new(&document, &references)
+            .expect("BUG: a schema that was surveyed once cannot be surveyed again");
         let secrets = outline.secrets();
         let teller = Teller { outline: &outline, document: &document, value, secrets };
         let validator = self.validator(value);
@@ -217,16 +214,33 @@ struct Bounds {
     hard_patterns: usize,
 }
 
-fn survey(schema: &Value) -> Result<Bounds, InvalidSchema> {
-    let invalid = |place: &str, problem: String| InvalidSchema { place: place.to_owned(), problem };
+/// The text of a schema, unless it is none or nested too deep to be written.
+fn in_order(schema: &Value) -> Result<Box<str>, InvalidSchema> {
+    let invalid = |problem| InvalidSchema { place: String::new(), problem };
     if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
         let problem = format!("a schema is an object, true or false, this is {}", shown(schema));
-        return Err(invalid("", problem));
+        return Err(invalid(problem));
     }
     if is_deeper_than(schema, outline::MOST_NESTED) {
-        let problem = format!("it is nested more than {} deep", outline::MOST_NESTED);
-        return Err(invalid("", problem));
+        return Err(invalid(format!("it is nested more than {} deep", outline::MOST_NESTED)));
     }
+    Ok(canonical(schema).into())
+}
+
+fn document(text: &str) -> Value {
+    serde_json::from_str(text).expect("BUG: the text of a schema was written as JSON")
+}
+
+/// Surveys and compiles what the text says. Of two parts with one id the order decides, so it is
+/// the text that counts and not the document that it was written from.
+fn build(text: &str, formats: bool) -> Result<(Bounds, Validator), InvalidSchema> {
+    let document = document(text);
+    let bounds = survey(&document)?;
+    Ok((bounds, compile(&document, formats, MOST_BACKTRACKS)?))
+}
+
+fn survey(schema: &Value) -> Result<Bounds, InvalidSchema> {
+    let invalid = |place: &str, problem: String| InvalidSchema { place: place.to_owned(), problem };
     if let Some(draft) = schema.get("$schema").and_then(Value::as_str) {
         if Draft::from_schema_uri(draft) == Draft::Unknown {
             let problem = format!(
@@ -238,10 +252,69 @@ fn survey(schema: &Value) -> Result<Bounds, InvalidSchema> {
             return Err(invalid("/$schema", problem));
         }
     }
-    let outline = Outline::new(schema);
-    match outline.deepest() {
-        Ok(deepest) => Ok(Bounds { deepest, hard_patterns: outline.hard_patterns() }),
-        Err(refused) => Err(invalid(&refused.place, refused.problem)),
+    let references = match contain(|| References::of(schema)) {
+        Ok(Ok(references)) => references,
+        // It cannot be compiled either; what else is wrong with it is told first.
+        failed => {
+            compile(schema, false, MOST_BACKTRACKS)?;
+            return Err(match failed {
+                Ok(Err(error)) => InvalidSchema::of_reference(schema, &error),
+                _ => invalid("", "its references cannot be followed".to_owned()),
+            });
+        }
+    };
+    let surveyed = Outline::new(schema, &references).and_then(|outline| {
+        Ok(Bounds { deepest: outline.deepest()?, hard_patterns: outline.hard_patterns() })
+    });
+    surveyed.map_err(|refused| invalid(&refused.place, refused.problem))
+}
+
+/// Where the references of a document lead: its validator's own answers, so that a survey and a
+/// validator never differ on an id, a relative name or an escape.
+struct References<'a> {
+    registry: Registry<'a>,
+    start: Home,
+}
+
+/// What the references and ids in a subschema are resolved by.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Home {
+    base: Arc<Uri<String>>,
+    draft: Draft,
+}
+
+impl<'a> References<'a> {
+    /// As a validator is built: on the same base, with the same ids.
+    fn of(document: &'a Value) -> Result<Self, ReferencingError> {
+        let draft = Draft::default().detect(document);
+        let resource = draft.create_resource_ref(document);
+        let base = jsonschema::uri::from_str(resource.id().unwrap_or("json-schema:///"))?;
+        let registry = Registry::new().retriever(Offline).draft(draft);
+        let registry = registry.add(base.as_str(), resource)?.prepare()?;
+        Ok(Self { registry, start: Home { base: Arc::new(base), draft } })
+    }
+
+    fn start(&self) -> &Home {
+        &self.start
+    }
+
+    /// The home of a subschema that stands in one of that home; `None` where its id is none.
+    fn home_of(&self, subschema: &Value, home: &Home) -> Option<Home> {
+        let draft = home.draft.detect(subschema);
+        let resource = draft.create_resource_ref(subschema);
+        if resource.id().is_none() {
+            return Some(Home { base: Arc::clone(&home.base), draft });
+        }
+        let resolver = self.registry.resolver(Uri::clone(&home.base));
+        let base = resolver.in_subresource(resource).ok()?.base_uri();
+        Some(Home { base, draft })
+    }
+
+    /// What a reference in a subschema of that home leads to.
+    fn follow(&self, reference: &str, home: &Home) -> Option<(&Value, Home)> {
+        let resolver = self.registry.resolver(Uri::clone(&home.base));
+        let (target, resolver, draft) = resolver.lookup(reference).ok()?.into_inner();
+        Some((target, Home { base: resolver.base_uri(), draft }))
     }
 }
 
@@ -291,13 +364,12 @@ impl InvalidSchema {
     }
 
     fn new(document: &Value, error: &ValidationError<'_>) -> Self {
-        let outline = Outline::new(document);
         if let Kind::Referencing(error) = error.kind() {
-            return Self::of_reference(&outline, error);
+            return Self::of_reference(document, error);
         }
         // What is wrong with a schema is told in terms of the schema of schemas: not at hand here.
         let nothing = Value::Null;
-        let outline = Outline::new(&nothing);
+        let outline = Outline::none(&nothing);
         let secrets = Secrets::none();
         let teller = Teller { outline: &outline, document: &nothing, value: document, secrets };
         let mut told = SchemaValidationError::default();
@@ -314,23 +386,23 @@ impl InvalidSchema {
         }
     }
 
-    fn of_reference(outline: &Outline<'_>, error: &ReferencingError) -> Self {
+    fn of_reference(document: &Value, error: &ReferencingError) -> Self {
         let has_fragment = |wanted: &str| {
             let wanted = wanted.trim_start_matches('#').to_owned();
-            outline.place_of_reference(|text| {
+            place_of_reference(document, |text| {
                 text.split_once('#').is_some_and(|(_, fragment)| fragment == wanted)
             })
         };
         let leads_out = |uri: &str| {
-            let document = |text: &str| {
-                let document = text.split('#').next().unwrap_or_default();
-                document.trim_start_matches(['.', '/']).to_owned()
+            let before_fragment = |text: &str| {
+                let uri = text.split('#').next().unwrap_or_default();
+                uri.trim_start_matches(['.', '/']).to_owned()
             };
-            let uri = document(uri);
-            let place = outline.place_of_reference(|text| {
-                !text.starts_with('#') && uri.ends_with(&document(text))
+            let uri = before_fragment(uri);
+            let place = place_of_reference(document, |text| {
+                !text.starts_with('#') && uri.ends_with(&before_fragment(text))
             });
-            place.or_else(|| outline.place_of_reference(|text| !text.starts_with('#')))
+            place.or_else(|| place_of_reference(document, |text| !text.starts_with('#')))
         };
         let (place, problem) = match error {
             ReferencingError::Unretrievable { uri, .. } => {

@@ -10,14 +10,18 @@
 //! 3. A value that references may follow is nested at most so deep that chain times depth stays
 //!    within [`MOST_FRAMES`]: half of the 2 MiB that a thread of Tokio has, in a debug build.
 //!
+//! The survey goes where a validator goes: from subschema to subschema by the keywords that have
+//! any, and by each reference to whatever it leads to, be that data or a schema of schemas.
+//!
 //! The same value may be looked at once for each way through the subschemas in place, and four
 //! times as often for each `unevaluatedProperties` on that way, so the ways are counted too.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
+use super::References;
 use super::words::is_near;
 
 /// How deep the document of a schema may be nested.
@@ -32,6 +36,8 @@ const MOST_DOUBLED: usize = 10;
 const DEEPEST: usize = 128;
 /// How many subschemas may be waiting on the stack.
 const MOST_FRAMES: usize = 600;
+/// How many subschemas are surveyed, one with several ids around it more than once.
+const MOST_SURVEYED: usize = 300_000;
 
 /// What a match that may have to try again adds to the cost of a walk for faults.
 const HARD_MATCH: usize = 50;
@@ -49,8 +55,9 @@ const BELOW: [&str; 7] = [
     "unevaluatedItems",
     "contains",
 ];
-/// What these hold is data, whatever it looks like.
-const DATA: [&str; 4] = ["const", "enum", "default", "examples"];
+/// Maps of subschemas that hold for a part of a value, or only where something refers to them.
+const MAPS: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+const BELOW_LISTS: [&str; 2] = ["prefixItems", "items"];
 
 /// Why a schema is not taken.
 #[derive(Debug)]
@@ -129,96 +136,120 @@ pub(super) fn place_of(document: &Value, part: &Value) -> String {
     place
 }
 
+/// The place of a reference whose text says something.
+pub(super) fn place_of_reference(document: &Value, says: impl Fn(&str) -> bool) -> Option<String> {
+    let mut found = VecDeque::from([document]);
+    while let Some(schema) = found.pop_front() {
+        let Value::Object(members) = schema else { continue };
+        if let Some((key, _)) = references(members).find(|(_, text)| says(text)) {
+            return Some(format!("{}/{key}", place_of(document, schema)));
+        }
+        found.extend(subschemas(members));
+    }
+    None
+}
+
 /// A document nested at most [`MOST_NESTED`] deep, with what its references can lead to.
 pub(super) struct Outline<'a> {
     document: &'a Value,
-    /// The objects that are not data, the document first.
+    /// The subschemas that are no booleans, the document first.
     objects: Vec<&'a Value>,
-    /// The parts with an `$id` of their own.
-    resources: Vec<(&'a str, &'a Value)>,
-    anchors: Vec<(&'a str, &'a Value)>,
-    /// The resource that an object belongs to, where that is not the document.
-    homes: HashMap<*const Value, &'a Value>,
-    /// Objects that no more `contains` with `unevaluatedItems` may stand in.
+    /// What the references of each lead to.
+    targets: HashMap<*const Value, Vec<&'a Value>>,
+    /// Those that a reference may lead to instead, depending on the way that led to it.
+    dynamic: HashMap<&'a str, Vec<&'a Value>>,
+    recursive: Vec<&'a Value>,
+    /// A subschema that too many `contains` with `unevaluatedItems` stand around.
     doubled: Option<&'a Value>,
 }
 
 impl<'a> Outline<'a> {
-    pub(super) fn new(document: &'a Value) -> Self {
-        let mut outline = Self {
+    /// The outline of what is no schema.
+    pub(super) fn none(document: &'a Value) -> Self {
+        Self {
             document,
             objects: Vec::new(),
-            resources: Vec::new(),
-            anchors: Vec::new(),
-            homes: HashMap::new(),
+            targets: HashMap::new(),
+            dynamic: HashMap::new(),
+            recursive: Vec::new(),
             doubled: None,
-        };
-        outline.enter(document, document, 0);
-        outline
+        }
     }
 
-    fn enter(&mut self, value: &'a Value, home: &'a Value, doubled: usize) {
-        let members = match value {
-            Value::Array(items) => {
-                for item in items {
-                    self.enter(item, home, doubled);
+    pub(super) fn new(
+        document: &'a Value,
+        references: &'a References<'_>,
+    ) -> Result<Self, Refused> {
+        let mut outline = Self::none(document);
+        // A subschema is read by the ids around it, and a reference may lead past these: so one may
+        // be read in several ways, and all of them count.
+        let mut seen = HashMap::new();
+        let start = references.home_of(document, references.start());
+        let mut ahead: VecDeque<_> = start.map(|home| (document, home, 0)).into_iter().collect();
+        while let Some((object, home, doubled)) = ahead.pop_front() {
+            let Value::Object(members) = object else { continue };
+            let known = seen.insert((std::ptr::from_ref(object), home.clone()), doubled);
+            if known.is_some_and(|known| known >= doubled) {
+                continue;
+            }
+            if seen.len() > MOST_SURVEYED {
+                let problem = format!("it has more than {MOST_SURVEYED} subschemas");
+                return Err(Refused { place: String::new(), problem });
+            }
+            outline.add(object, members);
+            let both = members.contains_key("contains") && members.contains_key("unevaluatedItems");
+            let doubled = doubled + usize::from(both);
+            if doubled > MOST_DOUBLED {
+                outline.doubled = Some(object);
+                break;
+            }
+            for below in subschemas(members) {
+                ahead.extend(references.home_of(below, &home).map(|home| (below, home, doubled)));
+            }
+            for (keyword, reference) in self::references(members) {
+                let reference = if keyword == "$recursiveRef" { "#" } else { reference };
+                let Some((target, home)) = references.follow(reference, &home) else { continue };
+                let targets = outline.targets.entry(object).or_default();
+                if !targets.iter().any(|known| std::ptr::eq(*known, target)) {
+                    targets.push(target);
                 }
-                return;
-            }
-            Value::Object(members) => members,
-            _ => return,
-        };
-        let mut home = home;
-        for id in ["$id", "id"].iter().filter_map(|key| members.get(*key)?.as_str()) {
-            if let Some(anchor) = id.strip_prefix('#') {
-                self.anchors.push((anchor, value));
-            } else {
-                self.resources.push((id.trim_end_matches('#'), value));
-                home = value;
+                // A schema of schemas is none of the document's own: its anchors are known only
+                // when the whole of it is.
+                if !reference.starts_with('#') {
+                    ahead.extend(references.follow("#", &home).map(|(all, home)| (all, home, 0)));
+                }
+                ahead.push_back((target, home, 0));
             }
         }
-        for key in ["$anchor", "$dynamicAnchor"] {
-            if let Some(anchor) = members.get(key).and_then(Value::as_str) {
-                self.anchors.push((anchor, value));
-            }
+        Ok(outline)
+    }
+
+    fn add(&mut self, object: &'a Value, members: &'a Map<String, Value>) {
+        if self.targets.contains_key(&std::ptr::from_ref(object)) {
+            return;
         }
-        if !std::ptr::eq(home, self.document) {
-            self.homes.insert(value, home);
+        self.targets.insert(object, Vec::new());
+        self.objects.push(object);
+        if let Some(anchor) = members.get("$dynamicAnchor").and_then(Value::as_str) {
+            self.dynamic.entry(anchor).or_default().push(object);
         }
-        let both = members.contains_key("contains") && members.contains_key("unevaluatedItems");
-        let doubled = doubled + usize::from(both);
-        if doubled > MOST_DOUBLED {
-            self.doubled = Some(value);
-        }
-        self.objects.push(value);
-        for (key, member) in members {
-            if !DATA.contains(&key.as_str()) {
-                self.enter(member, home, doubled);
-            }
+        if members.get("$recursiveAnchor") == Some(&Value::Bool(true)) {
+            self.recursive.push(object);
         }
     }
 
-    /// What a reference in an object can lead to: more than it does where names are not unique.
-    fn targets(&self, from: &'a Value, keyword: &str, reference: &str) -> Vec<&'a Value> {
-        let (base, fragment) = reference.split_once('#').unwrap_or((reference, ""));
-        let home = self.homes.get(&std::ptr::from_ref(from)).copied().unwrap_or(self.document);
-        let resources: Vec<&Value> = if base.is_empty() {
-            vec![home]
-        } else {
-            let last = |uri: &'_ str| uri.rsplit('/').next().unwrap_or_default().to_owned();
-            let named = self.resources.iter().filter(|(id, _)| last(id) == last(base));
-            named.map(|(_, resource)| *resource).collect()
-        };
-        let fragment = unescaped(fragment);
-        if !fragment.is_empty() && !fragment.starts_with('/') {
-            let named = self.anchors.iter().filter(|(anchor, _)| *anchor == fragment);
-            return named.map(|(_, object)| *object).collect();
-        }
-        let mut targets: Vec<&Value> =
-            resources.iter().filter_map(|resource| resource.pointer(&fragment)).collect();
-        if keyword == "$recursiveRef" {
-            let anchored = |object: &&&Value| object["$recursiveAnchor"] == true;
-            targets.extend(self.objects.iter().filter(anchored));
+    /// What the references of a subschema can lead to.
+    fn targets(&self, object: &'a Value, members: &'a Map<String, Value>) -> Vec<&'a Value> {
+        let sure = self.targets.get(&std::ptr::from_ref(object)).map_or(&[][..], Vec::as_slice);
+        let mut targets = sure.to_vec();
+        for (keyword, reference) in references(members) {
+            let name = reference.rsplit_once('#').map_or("", |(_, name)| name);
+            let others = match keyword {
+                "$recursiveRef" => Some(&self.recursive),
+                _ => self.dynamic.get(name),
+            };
+            let is_new = |other: &&&Value| !sure.iter().any(|known| std::ptr::eq(*known, **other));
+            targets.extend(others.into_iter().flatten().filter(is_new));
         }
         targets
     }
@@ -235,9 +266,7 @@ impl<'a> Outline<'a> {
             let map = members.get(key).and_then(Value::as_object);
             found.extend(map.into_iter().flat_map(Map::values));
         }
-        for (key, reference) in references(members) {
-            found.extend(self.targets(object, key, reference));
-        }
+        found.extend(self.targets(object, members));
         found.retain(|subschema| subschema.is_object());
         found
     }
@@ -334,15 +363,6 @@ impl<'a> Outline<'a> {
         found
     }
 
-    /// The references whose text says something.
-    pub(super) fn place_of_reference(&self, says: impl Fn(&str) -> bool) -> Option<String> {
-        let object = self.objects.iter().find_map(|object| {
-            let (key, _) = references(object.as_object()?).find(|(_, text)| says(text))?;
-            Some((object, key))
-        });
-        object.map(|(object, key)| format!("{}/{key}", place_of(self.document, object)))
-    }
-
     /// What must not be shown.
     pub(super) fn secrets(&self) -> Secrets<'a> {
         let mut secrets = Secrets::none();
@@ -403,7 +423,8 @@ fn is_hard(pattern: &str) -> bool {
     looks_around || pattern.split('\\').skip(1).any(|rest| rest.starts_with(follows))
 }
 
-fn says_secret(subschema: &Value) -> bool {
+/// Whether a subschema says of its value that it must not be shown.
+pub(crate) fn says_secret(subschema: &Value) -> bool {
     let format = subschema["format"].as_str().unwrap_or_default();
     subschema["writeOnly"] == true || format.eq_ignore_ascii_case("password")
 }
@@ -413,22 +434,26 @@ fn references(members: &Map<String, Value>) -> impl Iterator<Item = (&'static st
     REFERENCES.iter().filter_map(|key| Some((*key, members.get(*key)?.as_str()?)))
 }
 
-/// A fragment of a URI without its percent signs.
-fn unescaped(fragment: &str) -> String {
-    let mut bytes = Vec::with_capacity(fragment.len());
-    let mut rest = fragment.as_bytes();
-    while let Some((byte, after)) = rest.split_first() {
-        let digits = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
-        let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        if let (b'%', Some(escaped)) = (byte, escaped) {
-            bytes.push(escaped);
-            rest = &after[2..];
-        } else {
-            bytes.push(*byte);
-            rest = after;
+/// The subschemas that stand in one, by the keywords of all drafts.
+fn subschemas(members: &Map<String, Value>) -> Vec<&Value> {
+    let mut found: Vec<&Value> = Vec::new();
+    for (key, value) in members {
+        let is_of = |keys: &[&str]| keys.contains(&key.as_str());
+        match value {
+            Value::Object(map) if is_of(&MAPS) || is_of(&IN_PLACE_MAPS) => {
+                found.extend(map.values());
+            }
+            Value::Array(items) if is_of(&IN_PLACE_LISTS) || is_of(&BELOW_LISTS) => {
+                found.extend(items);
+            }
+            Value::Object(_) if is_of(&IN_PLACE) || is_of(&BELOW) || key == "contentSchema" => {
+                found.push(value);
+            }
+            _ => {}
         }
     }
-    String::from_utf8_lossy(&bytes).into_owned()
+    found.retain(|subschema| subschema.is_object());
+    found
 }
 
 /// The subschemas in place of one.
@@ -480,11 +505,15 @@ impl<'a> Chains<'a> {
 struct Walk<'a> {
     outline: &'a Outline<'a>,
     left: usize,
+    /// How many subschemas are being walked, and how long the path to their value is: each fault
+    /// has a copy of it.
+    waiting: usize,
+    path: usize,
     in_place: HashMap<*const Value, Rc<[&'a Value]>>,
 }
 
 impl<'a> Walk<'a> {
-    /// `None` when there was not enough left.
+    /// `None` when there was not enough left, of the stack too.
     fn pay(&mut self, object: &'a Value, value: &Value, copied: bool) -> Option<()> {
         let Value::Object(members) = object else { return Some(()) };
         if self.waiting > MOST_FRAMES + MOST_NESTED {
@@ -509,10 +538,6 @@ impl<'a> Walk<'a> {
                     self.spend(1)?;
                     if let Some(below) = prefix.and_then(|prefix| prefix.get(index)) {
                         self.pay(below, item, copied)?;
-    /// How many subschemas are being walked, and how long the path to their value is: each fault
-    /// has a copy of it.
-    waiting: usize,
-    path: usize,
                     }
                     for key in ["items", "additionalItems", "unevaluatedItems"] {
                         if let Some(below) = members.get(key) {
@@ -524,8 +549,10 @@ impl<'a> Walk<'a> {
             Value::Object(parts) => {
                 let [properties, patterns] = ["properties", "patternProperties"]
                     .map(|key| members.get(key).and_then(Value::as_object));
+                let path = self.path;
                 for (name, part) in parts {
                     self.spend(1)?;
+                    self.path = path + name.len();
                     for below in patterns.into_iter().flat_map(Map::values) {
                         self.pay(below, part, copied)?;
                     }
@@ -539,9 +566,11 @@ impl<'a> Walk<'a> {
                         }
                     }
                 }
+                self.path = path;
             }
             _ => {}
         }
+        self.waiting -= 1;
         Some(())
     }
 
@@ -549,10 +578,8 @@ impl<'a> Walk<'a> {
         self.left = self.left.checked_sub(amount)?;
         Some(())
     }
-                let path = self.path;
 
     fn in_place(&mut self, object: &'a Value) -> Rc<[&'a Value]> {
-                    self.path = path + name.len();
         let known = self.in_place.entry(object).or_insert_with(|| {
             let untold = ["not", "if"].map(|key| object.get(key).map(std::ptr::from_ref));
             let mut found = self.outline.in_place(object);
@@ -566,11 +593,9 @@ impl<'a> Walk<'a> {
     fn size_of(&self, value: &Value) -> Option<usize> {
         let cost = |value: &Value| match value {
             Value::String(text) => 1 + text.len() / 64,
-                self.path = path;
             _ => 1,
         };
         let mut left = self.left;
-        self.waiting -= 1;
         spend(value, &mut left, cost)?;
         Some(self.left - left)
     }
@@ -600,6 +625,7 @@ impl Secrets<'_> {
     pub(super) fn cover(&self, value: &Value, place: &str) -> (String, bool) {
         let mut secret = self.all;
         let mut shown = String::new();
+        let mut above = Some(value);
         for segment in place.split('/').skip(1) {
             let name = segment.replace("~1", "/").replace("~0", "~");
             let is_index = above.is_some_and(Value::is_array);
@@ -607,6 +633,10 @@ impl Secrets<'_> {
             shown.push('/');
             shown.push_str(if secret && !known { "(hidden)" } else { segment });
             secret |= self.is_like_a_secret(&name);
+            above = above.and_then(|above| match above {
+                Value::Array(items) => items.get(name.parse::<usize>().ok()?),
+                other => other.get(&name),
+            });
         }
         (shown, secret)
     }
@@ -620,8 +650,3 @@ impl Secrets<'_> {
         })
     }
 }
-        let mut above = Some(value);
-            above = above.and_then(|above| match above {
-                Value::Array(items) => items.get(name.parse::<usize>().ok()?),
-                other => other.get(&name),
-            });

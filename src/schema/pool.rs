@@ -7,8 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use foldhash::fast::FixedState;
 use serde_json::Value;
 
-use super::{InvalidSchema, MOST_BACKTRACKS, Schema, Shared, compile, survey};
-use crate::canonical::canonical;
+use super::{InvalidSchema, Schema, Shared, build, in_order};
 
 /// How many schemas of a pool stay compiled although nobody used them yet.
 const MOST_COMPILED: usize = 1_000;
@@ -32,15 +31,14 @@ impl SchemaPool {
         schema: &Value,
         formats: bool,
     ) -> Result<Schema, InvalidSchema> {
-        let bounds = survey(schema)?;
-        let text: Box<str> = canonical(schema).into();
+        let text = in_order(schema)?;
         let key = FixedState::default().hash_one((&*text, formats));
         let same = |shared: &Arc<Shared>| shared.formats == formats && shared.text == text;
         let known = self.known.get(&key).into_iter().flatten();
         if let Some(shared) = known.filter_map(Weak::upgrade).find(same) {
             return Ok(Schema(shared));
         }
-        let validator = compile(schema, formats, MOST_BACKTRACKS)?;
+        let (bounds, validator) = build(&text, formats)?;
         let seat =
             (Arc::strong_count(&self.seats) <= MOST_COMPILED).then(|| Arc::clone(&self.seats));
         let validator = if seat.is_some() { OnceLock::from(validator) } else { OnceLock::new() };

@@ -13,7 +13,7 @@ use toolscope::test_util::{Probe, Step};
 use toolscope::{
     ActivationContext, ApprovalRequest, Approver, Before, CallOptions, Decision, EndReason,
     EventKind, FailureKind, Layer, LayerCall, OutcomeCode, OutputCheck, PlanOptions, Provider,
-    Tool, ToolCall, ToolCapability, ToolDescriptor, ToolFailure, ToolInstance, ToolOutput,
+    Schema, Tool, ToolCall, ToolCapability, ToolDescriptor, ToolFailure, ToolInstance, ToolOutput,
     ToolResult, ToolRuntime, ToolSpec, async_trait,
 };
 
@@ -483,6 +483,136 @@ fn p14_an_output_nested_100_000_deep_meets_no_layer() {
         drop(plan);
         fixture.end().await;
     });
+}
+
+// ===== schemas that hide what they ask for =====
+
+/// Has a tool take such inputs, and calls it with a value that no schema here lets overflow.
+fn hides(schema: &Value, value: &Value) {
+    on_a_small_stack(|| match Schema::new(schema) {
+        Ok(taken) => assert_eq!(taken.is_valid(value), taken.check(value).is_ok()),
+        Err(refused) => assert!(schema.pointer(refused.place()).is_some(), "{refused}"),
+    });
+}
+
+/// Runs on a stack of the size that Tokio's workers have.
+fn on_a_small_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(2 * 1024 * 1024);
+        thread.spawn_scoped(scope, work).unwrap().join().unwrap()
+    })
+}
+
+/// What leads back to itself, at the same value.
+fn circle(reference: &str) -> Value {
+    json!([{"$ref": reference}, {"type": "string"}])
+}
+
+/// Definitions that each refer to the next one, and the last one to the first for each item.
+fn chain(length: usize, at: &str) -> Map<String, Value> {
+    let link = |index| (format!("d{index}"), json!({"$ref": format!("{at}/d{}", index + 1)}));
+    let last = (format!("d{length}"), json!({"items": {"$ref": format!("{at}/d0")}}));
+    (0..length).map(link).chain([last]).collect()
+}
+
+#[test]
+fn p14_a_circle_below_a_name_that_looks_like_data_overflows_no_stack() {
+    if !in_a_process_of_its_own("p14_a_circle_below_a_name_that_looks_like_data_overflows_no_stack")
+    {
+        return;
+    }
+    for name in ["default", "const", "enum", "examples"] {
+        for map in ["properties", "$defs", "patternProperties", "dependentSchemas", "definitions"] {
+            let at = format!("#/{map}/{name}");
+            let schema = json!({
+                map: {name: {"allOf": circle(&at)}},
+                "properties": {name: {"$ref": at}},
+            });
+            hides(&schema, &json!({name: 1}));
+            let below = format!("{at}/properties/b");
+            let schema = json!({
+                map: {name: {"properties": {"b": {"allOf": circle(&below)}}}},
+                "$ref": at,
+            });
+            hides(&schema, &json!({"b": 1, name: {"b": 1}}));
+            let at = format!("#/{name}/properties/b");
+            let schema = json!({
+                "properties": {"a": {"$ref": format!("#/{name}")}},
+                name: {"properties": {"b": {"allOf": circle(&at)}}},
+            });
+            hides(&schema, &json!({"a": {"b": 1}}));
+        }
+    }
+    let schema = json!({
+        "properties": {"a": {"$ref": "#/x-own/0/b"}},
+        "x-own": [{"b": {"allOf": circle("#/x-own/0/b")}}],
+    });
+    hides(&schema, &json!({"a": 1}));
+}
+
+#[test]
+fn p14_a_long_chain_below_a_name_that_looks_like_data_overflows_no_stack() {
+    if in_a_process_of_its_own(
+        "p14_a_long_chain_below_a_name_that_looks_like_data_overflows_no_stack",
+    ) {
+        for length in [60, 2_000] {
+            let at = "#/properties/default/properties";
+            let schema = json!({"properties": {"default": {"properties": chain(length, at)}}});
+            hides(&schema, &json!({"default": {"d0": arrays(120)}}));
+        }
+    }
+}
+
+#[test]
+fn p14_a_circle_by_an_odd_name_overflows_no_stack() {
+    if !in_a_process_of_its_own("p14_a_circle_by_an_odd_name_overflows_no_stack") {
+        return;
+    }
+    let [draft_4, draft_7] =
+        ["04", "07"].map(|it| format!("http://json-schema.org/draft-{it}/schema#"));
+    let refers = json!({"p": {"$ref": "#/$defs/a"}});
+    let refers_4 = json!({"p": {"$ref": "#/definitions/a"}});
+    let by_id = json!({"id": "http://e/x", "allOf": circle("#/$defs/a")});
+    let by_dollar_id = json!({"$id": "http://e/x", "allOf": circle("#/definitions/a")});
+    let beside = json!({"$id": "http://e/x", "$ref": "#/definitions/b"});
+    let back = json!({"allOf": circle("#/definitions/a")});
+    let of_draft_4 = json!({"$schema": draft_4, "id": "http://e/x#f", "allOf": circle("#f")});
+    let named = "http://e/x#f";
+    let absolute = json!({"id": named, "allOf": circle(named)});
+    for schema in [
+        json!({"$defs": {"a": by_id}, "properties": refers}),
+        json!({"$schema": draft_4, "definitions": {"a": by_dollar_id}, "properties": refers_4}),
+        json!({
+            "$schema": draft_7,
+            "definitions": {"a": beside, "b": back},
+            "properties": refers_4,
+        }),
+        json!({
+            "$schema": draft_4,
+            "id": "http://x/r#",
+            "definitions": {"a": absolute},
+            "properties": {"p": {"$ref": named}},
+        }),
+        json!({"$defs": {"a": of_draft_4}, "properties": refers}),
+        json!({"$id": "http://x/a?q", "allOf": circle("?q")}),
+        json!({"$id": "http://x/", "allOf": circle("c/..")}),
+        json!({"$id": "http://x/ab", "allOf": circle("a%62")}),
+        json!({"$id": "http://x/ab", "allOf": circle("../ab#")}),
+        json!({"$id": "http://example.com", "allOf": circle("http://example.com/")}),
+        json!({"$id": "http://example.com/", "allOf": circle("HTTP://EXAMPLE.com")}),
+        json!({"$id": "a/", "allOf": circle("json-schema:///a/")}),
+        json!({"$anchor": "ab", "allOf": circle("#a%62")}),
+        json!({"$dynamicAnchor": "ab", "allOf": circle("#ab")}),
+        json!({"$defs": {"a%b": {"allOf": circle("#/$defs/a%25b")}}, "$ref": "#/$defs/a%25b"}),
+        json!({"$ref": "b", "$defs": {"b": {"$id": "b", "allOf": circle("./b#")}}}),
+    ] {
+        hides(&schema, &json!({"p": 1}));
+    }
+    for (id, at) in [("http://x/a?q", "?q"), ("http://x/ab", "a%62"), ("http://x/", "c/..")] {
+        let mut schema = json!({"$id": id, "$ref": "#/$defs/d0"});
+        schema["$defs"] = chain(50, &format!("{at}#/$defs")).into();
+        hides(&schema, &arrays(120));
+    }
 }
 
 // ===== long arrays =====
@@ -1052,6 +1182,8 @@ fn what_is_printed_for_debugging_has_no_input_in_it() {
     ];
     for printed in printed {
         assert!(!printed.contains("hunter2"), "{printed}");
+    }
+}
 
 /// Ten names of a megabyte each.
 #[tokio::test(start_paused = true)]

@@ -367,6 +367,81 @@ fn a_schema_that_asks_for_endless_work_is_refused() {
     ));
 }
 
+#[test]
+fn a_name_that_looks_like_data_hides_no_endless_work() {
+    let twice = |at: &str, id: &Value| -> Map<String, Value> {
+        let doubling = |index| {
+            let next = json!({ "$ref": format!("{at}/d{}", index + 1) });
+            let mut link = json!({ "allOf": [next, next] });
+            link.as_object_mut().unwrap().extend(id.as_object().unwrap().clone());
+            (format!("d{index}"), link)
+        };
+        (0..26).map(doubling).chain([("d26".to_owned(), json!({ "type": "integer" }))]).collect()
+    };
+    let plain = |at: &str| twice(at, &json!({}));
+    let id = json!({ "id": "http://e/x" });
+    let dollar_id = json!({ "$id": "http://e/x" });
+    let draft_4 = "http://json-schema.org/draft-04/schema#";
+    let first = json!({ "p": { "$ref": "#/$defs/d0" } });
+    let first_4 = json!({ "p": { "$ref": "#/definitions/d0" } });
+    let hidden = plain("#/properties/default/properties");
+    let [query, percent, dots] = ["?q", "a%62", "c/.."].map(|at| plain(&format!("{at}#/$defs")));
+    for schema in [
+        json!({ "properties": { "default": { "properties": hidden } } }),
+        json!({ "$defs": twice("#/$defs", &id), "properties": first }),
+        json!({
+            "$schema": draft_4,
+            "definitions": twice("#/definitions", &dollar_id),
+            "properties": first_4,
+        }),
+        json!({ "$id": "http://x/a?q", "$defs": query, "properties": first }),
+        json!({ "$id": "http://x/ab", "$defs": percent, "properties": first }),
+        json!({ "$id": "http://x/", "$defs": dots, "properties": first }),
+    ] {
+        let error = refused(&schema);
+        assert!(error.problem().contains("in too many ways"), "{error}");
+    }
+    let texts: Vec<_> = (0..500).map(|index| "a".repeat(15) + &index.to_string() + "!").collect();
+    let schema = json!({ "properties": { "const": { "items": { "pattern": "^(a|aa)+\\1$" } } } });
+    let error = faults(&schema, &json!({ "const": texts }));
+    assert!(error.to_string().contains("could not be evaluated"), "{error}");
+}
+
+#[test]
+fn ids_and_references_are_read_as_each_draft_has_them() {
+    let [text, number] = [[json!({ "p": "x" })], [json!({ "p": 1 })]];
+    let [draft_4, draft_7] =
+        ["04", "07"].map(|it| format!("http://json-schema.org/draft-{it}/schema#"));
+    for schema in [
+        json!({ "$id": "http://x/a?q", "properties": { "p": { "$ref": "?q#/$defs/s" } } }),
+        json!({ "$id": "http://x/a?q", "properties": { "p": { "$ref": "#/$defs/s" } } }),
+        json!({ "$id": "http://x/ab", "properties": { "p": { "$ref": "a%62#/$defs/s" } } }),
+        json!({ "$id": "http://x/", "properties": { "p": { "$ref": "c/..#/$defs/s" } } }),
+        json!({ "properties": { "p": { "$ref": "#/$defs/%73" } } }),
+        json!({ "properties": { "p": { "$ref": "#s" } } }),
+        json!({ "properties": { "p": { "$dynamicRef": "#s" } } }),
+        json!({ "properties": { "p": { "id": "http://e/x", "$ref": "#/$defs/s" } } }),
+        json!({ "properties": { "p": { "$ref": "named#/x-own/s" } } }),
+        json!({ "$schema": draft_4, "properties": { "p": {
+            "$id": "http://e/x", "allOf": [{ "$ref": "#/$defs/s" }],
+        } } }),
+        json!({ "$schema": draft_7, "properties": { "p": {
+            "$id": "http://e/x", "$ref": "#/$defs/s",
+        } } }),
+        json!({ "$schema": draft_7, "definitions": { "t": {
+            "$id": "http://e/x", "items": { "$ref": "#t" },
+            "definitions": { "t": { "$id": "#t", "type": "string" } },
+        } }, "properties": { "p": { "$ref": "#/$defs/s" } } }),
+    ] {
+        let mut schema = schema;
+        let secret = json!({ "$anchor": "s", "type": "string", "writeOnly": true });
+        let named = json!({ "$id": "named", "x-own": { "s": secret } });
+        schema["$defs"] = json!({ "s": secret, "named": named });
+        assert_fits(&schema, &text, &number);
+        assert_hidden(&schema, &json!({ "p": 4711 }));
+    }
+}
+
 // ===== what a fault says =====
 
 fn reader() -> Value {
@@ -677,6 +752,39 @@ fn what_is_shown_is_short_and_on_one_line() {
 }
 
 #[test]
+fn a_whole_error_is_short() {
+    // Names of a megabyte, and alternatives in one another.
+    let name = |index| (format!("{index}/~\u{e4}{}", "k".repeat(1_000_000)), json!("x"));
+    let names: Map<String, Value> = (0..10).map(name).collect();
+    let nest = |schema: Value| {
+        let texts = (0..20).map(|index| json!({ "const": format!("{index}{}", "c".repeat(100)) }));
+        let both = json!({ "allOf": [schema, { "anyOf": texts.collect::<Vec<_>>() }] });
+        json!({ "anyOf": [both.clone(), both, { "type": "null" }] })
+    };
+    let branches = nested(4, json!({ "type": "integer" }), nest);
+    let [long, short] = [Value::Object(names), json!({ "a": "x", "b": 1.5 })];
+    let required = "r".repeat(1_000_000);
+    for (schema, value) in [
+        (json!({ "additionalProperties": { "type": "integer" } }), &long),
+        (json!({ "additionalProperties": false, "required": [required] }), &long),
+        // Each alternative has its own copy of the place.
+        (json!({ "additionalProperties": branches }), &long),
+        (json!({ "additionalProperties": branches }), &short),
+    ] {
+        let error = faults(&schema, value);
+        let told = serde_json::to_string(&error).unwrap();
+        assert!(told.len() < 100_000 && error.to_string().len() < 100_000, "{}", told.len());
+        for fault in &error.faults {
+            assert!(fault.path.len() <= 1_024 && fault.expected.len() <= 4_096, "{fault}");
+            assert!(fault.path.len() < 3 || fault.path.ends_with("..."), "{fault}");
+        }
+    }
+    let long = json!({ ("k".repeat(1_023)): 1 });
+    let error = faults(&json!({ "additionalProperties": { "type": "null" } }), &long);
+    assert_eq!(error.faults[0].path, format!("/{}", "k".repeat(1_023)));
+}
+
+#[test]
 fn ten_faults_are_told_and_the_others_counted() {
     let schema = json!({ "items": { "type": "string" } });
     let numbers = |count: usize| Value::from((0..count).collect::<Vec<_>>());
@@ -751,39 +859,6 @@ fn a_secret_in_a_list_or_below_is_not_shown() {
     let secret = json!({ "type": "integer", "writeOnly": true });
     let schema = json!({ "properties": { "tokens": { "items": secret } } });
     let error = assert_hidden(&schema, &json!({ "tokens": [1, SECRET] }));
-#[test]
-fn a_whole_error_is_short() {
-    // Names of a megabyte, and alternatives in one another.
-    let name = |index| (format!("{index}/~\u{e4}{}", "k".repeat(1_000_000)), json!("x"));
-    let names: Map<String, Value> = (0..10).map(name).collect();
-    let nest = |schema: Value| {
-        let texts = (0..20).map(|index| json!({ "const": format!("{index}{}", "c".repeat(100)) }));
-        let both = json!({ "allOf": [schema, { "anyOf": texts.collect::<Vec<_>>() }] });
-        json!({ "anyOf": [both.clone(), both, { "type": "null" }] })
-    };
-    let branches = nested(4, json!({ "type": "integer" }), nest);
-    let [long, short] = [Value::Object(names), json!({ "a": "x", "b": 1.5 })];
-    let required = "r".repeat(1_000_000);
-    for (schema, value) in [
-        (json!({ "additionalProperties": { "type": "integer" } }), &long),
-        (json!({ "additionalProperties": false, "required": [required] }), &long),
-        // Each alternative has its own copy of the place.
-        (json!({ "additionalProperties": branches }), &long),
-        (json!({ "additionalProperties": branches }), &short),
-    ] {
-        let error = faults(&schema, value);
-        let told = serde_json::to_string(&error).unwrap();
-        assert!(told.len() < 100_000 && error.to_string().len() < 100_000, "{}", told.len());
-        for fault in &error.faults {
-            assert!(fault.path.len() <= 1_024 && fault.expected.len() <= 4_096, "{fault}");
-            assert!(fault.path.len() < 3 || fault.path.ends_with("..."), "{fault}");
-        }
-    }
-    let long = json!({ ("k".repeat(1_023)): 1 });
-    let error = faults(&json!({ "additionalProperties": { "type": "null" } }), &long);
-    assert_eq!(error.faults[0].path, format!("/{}", "k".repeat(1_023)));
-}
-
     assert_eq!(error.faults[0].path, "/tokens/1");
     for below in [
         json!({ "additionalProperties": secret }),
@@ -804,6 +879,42 @@ fn assert_hidden_or_no_value(schema: &Value, value: &Value) {
     let error = faults(schema, value);
     let everything = format!("{error} {error:?} {}", serde_json::to_value(&error).unwrap());
     assert!(!everything.contains("hunter2"), "{everything}");
+}
+
+#[test]
+fn a_secret_below_a_name_that_looks_like_data_is_not_shown() {
+    for name in ["default", "const", "enum", "examples"] {
+        let secret = json!({ "type": "integer", "writeOnly": true });
+        let schema = json!({ "properties": { name: secret } });
+        assert_hidden(&schema, &json!({ name: SECRET }));
+        let below = json!({ "type": "object", "properties": { "password": secret } });
+        let value = json!({ name: { "password": SECRET } });
+        assert_hidden(&json!({ "properties": { name: below } }), &value);
+        let schema = json!({ name: { "password": secret }, "properties": {
+            name: { "properties": { "password": { "$ref": format!("#/{name}/password") } } },
+        } });
+        // What stands under these is a list of values.
+        if !["enum", "examples"].contains(&name) {
+            assert_hidden_or_no_value(&schema, &value);
+        }
+    }
+}
+
+#[test]
+fn below_a_secret_a_number_is_shown_as_an_index_only() {
+    let numbers = json!({ "type": "integer" });
+    let pins = json!({ "writeOnly": true, "items": numbers, "additionalProperties": numbers });
+    let schema = json!({ "properties": { "pins": pins } });
+    let error = assert_hidden(&schema, &json!({ "pins": { "4711": "x" } }));
+    assert_eq!(error.faults[0].path, "/pins/(hidden)");
+    let error = faults(&schema, &json!({ "pins": [1, "x"] }));
+    assert_eq!(error.faults[0].path, "/pins/1");
+    let error = assert_hidden(&schema, &json!({ "pins": { "a": { "4711": "x" } } }));
+    assert_eq!(error.faults[0].path, "/pins/(hidden)");
+    let deeper = json!({ "writeOnly": true, "additionalProperties": pins });
+    let schema = json!({ "properties": { "all": deeper } });
+    let error = assert_hidden(&schema, &json!({ "all": { "4711": [["x"], 1, "hunter2"] } }));
+    assert_eq!(error.faults[0].path, "/all/(hidden)/0");
 }
 
 #[test]
@@ -1069,9 +1180,9 @@ const KEYWORDS: &str = "type enum const minimum maximum multipleOf minLength max
     patternProperties additionalProperties required propertyNames minProperties dependentRequired
     dependentSchemas dependencies allOf anyOf oneOf not if then else $ref $dynamicRef $recursiveRef
     $defs $anchor $dynamicAnchor $recursiveAnchor $id id $schema format writeOnly
-    unevaluatedProperties unevaluatedItems additionalItems contentEncoding a";
+    unevaluatedProperties unevaluatedItems additionalItems contentEncoding a default definitions";
 const TEXTS: &str = "string number integer object array null boolean a b ^a (a|b)+\\1 # #/$defs/a
-    #/$defs/b #a other.json https://json-schema.org/draft/2020-12/schema date-time password
+    #/$defs/b #a other.json ?q a%62#/$defs/a c/.. http://x/ab #/default #/properties/default https://json-schema.org/draft/2020-12/schema date-time password
     http://json-schema.org/draft-07/schema#";
 
 /// A schema of the keywords there are, with what fits them and what does not.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 use crate::context::{ActivationContext, ToolExecutionContext};
 use crate::descriptor::{ResourceSlot, ToolCapability, ToolDescriptor};
 use crate::name::ToolName;
+use crate::schema::says_secret;
 use crate::tool::{Tool, ToolFailure, ToolInstance, ToolOutput};
 
 /// A description of a function tool; [`handler`](Self::handler),
@@ -200,7 +202,9 @@ impl ToolSpec {
             said.unwrap_or_default().clone_into(&mut descriptor.description);
         }
         descriptor.input_schema = Some(input);
-        descriptor.output_schema = Some(schemars::schema_for!(O).to_value());
+        // One type may be read and written in two ways, and an output is written.
+        let written = SchemaSettings::draft2020_12().for_serialize().into_generator();
+        descriptor.output_schema = Some(written.into_root_schema_for::<O>().to_value());
         FunctionTool { descriptor, instance: Arc::new(instance) }
     }
 }
@@ -253,11 +257,7 @@ fn arguments<A: DeserializeOwned>(input: &Value) -> Result<A, serde_json::Error>
 fn names_secrets(schema: &Value) -> bool {
     match schema {
         Value::Array(items) => items.iter().any(names_secrets),
-        Value::Object(members) => {
-            schema["writeOnly"] == true
-                || schema["format"] == "password"
-                || members.values().any(names_secrets)
-        }
+        Value::Object(members) => says_secret(schema) || members.values().any(names_secrets),
         _ => false,
     }
 }

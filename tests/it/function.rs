@@ -219,6 +219,59 @@ fn the_output_schema_is_that_of_the_output() {
     assert_eq!(schema["properties"]["words"]["type"], json!("integer"));
 }
 
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Summed {
+    #[serde(rename(serialize = "sum", deserialize = "total"))]
+    sum: u32,
+    #[serde(skip_serializing, default)]
+    seen: u32,
+    #[serde(skip_deserializing)]
+    given: u32,
+}
+
+/// One type is read and written in two ways: a schema is of the one that is used.
+#[tokio::test(start_paused = true)]
+async fn a_schema_is_of_what_is_read_or_of_what_is_given() {
+    let add = |given: Summed| Ok(Summed { sum: given.sum + given.seen, ..given });
+    let tool = spec().function(add);
+    let descriptor = Tool::descriptor(&tool);
+    let names = |schema: &Option<Value>| {
+        let properties = schema.as_ref().unwrap()["properties"].as_object().unwrap();
+        properties.keys().cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(names(&descriptor.input_schema), ["seen", "total"]);
+    assert_eq!(names(&descriptor.output_schema), ["given", "sum"]);
+    let result = call(tool, json!({"total": 3, "seen": 4})).await;
+    assert_eq!(result.output, json!({"sum": 7, "given": 0}));
+    assert!(result.metadata.is_empty(), "{:?}", result.metadata);
+}
+
+struct Login;
+
+impl<'de> Deserialize<'de> for Login {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let all = BTreeMap::<String, String>::deserialize(deserializer)?;
+        Err(serde::de::Error::custom(format!("{all:?} is no login")))
+    }
+}
+
+impl JsonSchema for Login {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Login".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({"type": "object", "properties": {"word": {"format": "Password"}}})
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_password_in_any_case_is_not_told_by_its_type() {
+    let result = call(spec().function(|_: Login| Ok(())), json!({"word": "hunter2"})).await;
+    let error = result.error.unwrap();
+    assert!(error.contains("(hidden)") && !error.contains("hunter2"), "{error}");
+}
+
 #[test]
 fn the_descriptor_has_all_that_the_spec_says() {
     let tool = ToolSpec::new("text/count")

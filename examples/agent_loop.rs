@@ -25,6 +25,7 @@ use toolscope::{
 type Failure = Box<dyn Error + Send + Sync>;
 
 fn main() -> Result<(), Failure> {
+    toolscope::guardian::init();
     tokio::runtime::Runtime::new()?.block_on(run())
 }
 

@@ -19,6 +19,7 @@ use toolscope::{
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
+    toolscope::guardian::init();
     tokio::runtime::Runtime::new()?.block_on(run())
 }
 

@@ -21,6 +21,7 @@ use toolscope::{
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
+    toolscope::guardian::init();
     tokio::runtime::Runtime::new()?.block_on(run())
 }
 

@@ -80,6 +80,11 @@ pub struct ActivationContext {
 }
 
 impl ActivationContext {
+    #[cfg(not(toolscope_shuttle))]
+    pub(crate) fn scope(&self) -> &Arc<PlanScope> {
+        &self.scope
+    }
+
     pub(crate) fn new(scope: &Arc<PlanScope>, slot: SlotId, attempt: &Arc<Attempt>) -> Self {
         Self { scope: Arc::clone(scope), slot, attempt: Arc::clone(attempt) }
     }
@@ -358,6 +363,11 @@ impl Pause {
 }
 
 impl ToolExecutionContext {
+    #[cfg(not(toolscope_shuttle))]
+    pub(crate) fn scope(&self) -> &Arc<PlanScope> {
+        &self.scope
+    }
+
     #[inline]
     pub(crate) fn new(
         call: &Call<'_>,

@@ -27,6 +27,9 @@ mod schema;
 mod span;
 mod trace;
 
+#[cfg(not(toolscope_shuttle))]
+pub mod process;
+
 mod cache;
 mod canonical;
 mod contain;
@@ -46,6 +49,8 @@ mod source;
 pub mod test_util;
 
 pub use async_trait::async_trait;
+#[cfg(not(toolscope_shuttle))]
+pub use process::guardian;
 
 pub use approval::channel::{ChannelApprover, PendingApproval};
 pub use approval::terminal::TerminalApprover;

@@ -13,6 +13,8 @@ use crate::error::{EndReason, ToolRuntimeError};
 use crate::event::EventStream;
 use crate::options::PlanOptions;
 use crate::plan::{Plan, PlanHandle, PlanReport};
+#[cfg(not(toolscope_shuttle))]
+use crate::process::{self, Isolation};
 use crate::registry::ToolRegistry;
 
 pub(crate) use self::core::Core;
@@ -191,6 +193,12 @@ impl ToolRuntime {
     /// A weak handle for tools and tasks.
     pub fn handle(&self) -> RuntimeHandle {
         RuntimeHandle::new(&self.core)
+    }
+
+    /// How the processes that tools start are held together.
+    #[cfg(not(toolscope_shuttle))]
+    pub fn process_isolation(&self) -> Isolation {
+        process::isolation(self.core.guardian.as_deref())
     }
 
     /// The ledger and the number of live plans, at this moment. Exact when nothing is under way.

@@ -22,15 +22,18 @@ export RUST_BACKTRACE=0
 # What takes seconds even if nothing is wrong.
 slow='cut::p2_|stress::p1_|stress::p4_every_'
 
+# Processes have no faults yet.
+tests='--test allocations --test exit --test it'
+
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
 if cargo nextest --version >/dev/null 2>&1; then
     with_nextest=yes
-    cargo nextest run --cargo-quiet --lib --test '*' --no-run
+    cargo nextest run --cargo-quiet --lib $tests --no-run
 else
     with_nextest=
-    cargo test --quiet --lib --test '*' --no-run
+    cargo test --quiet --lib $tests --no-run
 fi
 
 # Runs the suite with a fault, into the log.
@@ -40,14 +43,14 @@ suite() {
         set -- --no-fail-fast
         [ -z "$quick" ] || set -- --max-fail 2:immediate -E "not test(/^($slow)/)"
         status=0
-        cargo nextest run --cargo-quiet --profile faults --lib --test '*' "$@" >"$log" 2>&1 || status=$?
+        cargo nextest run --cargo-quiet --profile faults --lib $tests "$@" >"$log" 2>&1 || status=$?
         # 100 is nextest's word for tests that failed.
         [ $status -eq 0 ] || [ $status -eq 100 ] || { cat "$log" >&2 && exit 1; }
     else
         set --
         [ -z "$quick" ] || set -- $(echo "$slow" | sed -E 's/(^|\|)/ --skip /g')
         # A test that hangs is named after a minute, and has to be ended.
-        timeout 90 cargo test --lib --test '*' --no-fail-fast -- "$@" >"$log" 2>&1 || true
+        timeout 90 cargo test --lib $tests --no-fail-fast -- "$@" >"$log" 2>&1 || true
     fi
 }
 

@@ -24,6 +24,7 @@ use toolscope::{CallError, Plan, PlanOptions};
 mod tools;
 
 fn main() -> Result<(), Box<dyn Error>> {
+    toolscope::guardian::init();
     // One line for the tool that panics, whatever RUST_BACKTRACE says.
     std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
     let mut folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");

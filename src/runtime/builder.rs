@@ -1,6 +1,7 @@
 //! A runtime described, and built.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ pub struct ToolRuntimeBuilder {
     approver: Option<SharedApprover>,
     layers: Layers,
     drop_wait: Duration,
+    guardian: Option<PathBuf>,
 }
 
 impl ToolRuntimeBuilder {
@@ -37,6 +39,7 @@ impl ToolRuntimeBuilder {
             plan_defaults: PlanOptions::new(),
             approver: None,
             layers: Layers::default(),
+            guardian: None,
             drop_wait: Duration::from_secs(5),
         }
     }
@@ -85,6 +88,13 @@ impl ToolRuntimeBuilder {
         self
     }
 
+    /// The guardian of what tools start, instead of the one that is found: see
+    /// [`guardian`](crate::guardian).
+    pub fn guardian(mut self, path: impl Into<PathBuf>) -> Self {
+        self.guardian = Some(path.into());
+        self
+    }
+
     /// Runs the keeper's jobs on a given Tokio runtime.
     #[cfg(any(feature = "test-util", toolscope_shuttle))]
     pub fn keeper(mut self, keeper: Keeper) -> Self {
@@ -113,13 +123,14 @@ impl ToolRuntimeBuilder {
             approver,
             layers,
             drop_wait,
+            guardian,
         } = self;
         let registry = ToolRegistry::default();
         registry.register_all(tools)?;
         let mut defaults = plan_defaults.settled(&PlanSettings::defaults(deadlines));
         defaults.token = None;
         defaults.approver = defaults.approver.or(approver);
-        let core = Core::new(registry, defaults, layers, keeper, keeper_threads);
+        let core = Core::new(registry, defaults, layers, keeper, keeper_threads, guardian);
         Ok(ToolRuntime { core: Arc::new(core), drop_wait })
     }
 }

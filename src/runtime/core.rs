@@ -1,5 +1,6 @@
 //! What the runtime and everything of it share: the registry, the live plans, the books, the keeper.
 
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
@@ -51,6 +52,9 @@ pub(crate) struct Core {
     root: Mutex<Option<Arc<PlanScope>>>,
     /// While shutting down: another plan has settled.
     changed: Notify,
+    /// The guardian of tools' processes, where the host names one.
+    #[cfg_attr(toolscope_shuttle, expect(dead_code, reason = "models start no processes"))]
+    pub(crate) guardian: Option<PathBuf>,
     /// Room for blocking tools.
     pub(crate) blocking: Arc<Semaphore>,
 }
@@ -73,6 +77,7 @@ impl Core {
         layers: Layers,
         keeper: Option<Keeper>,
         keeper_threads: usize,
+        guardian: Option<PathBuf>,
     ) -> Self {
         Self {
             registry,
@@ -88,6 +93,7 @@ impl Core {
             shut: AtomicBool::new(false),
             root: Mutex::new(None),
             changed: Notify::new(),
+            guardian,
             blocking: Arc::new(Semaphore::new(MOST_BLOCKING)),
         }
     }

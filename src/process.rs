@@ -69,7 +69,7 @@ use crate::scope::PlanScope;
 
 use command::Input;
 use reactor::reactor;
-use tree::{Begun, Capture, Ends, Failing, Life, Prepared, Rope, Stage, supervise};
+use tree::{Begun, Capture, Ends, Failed, Failing, Life, Prepared, Rope, Stage, supervise};
 
 pub use command::ProcessCommand;
 pub use output::{Captured, ProcessOutput, ProcessStatus};
@@ -158,7 +158,8 @@ const GONE: Duration = Duration::from_secs(5);
 /// An output is at its end when the program is, and nothing came for so long, twice.
 const QUIET: Duration = Duration::from_millis(50);
 
-/// A program that a tool runs, with all that it started. Dropping it ends them.
+/// A program that a tool runs, with all that it started. Dropping it ends them; without a guardian
+/// the drop blocks its thread for the few milliseconds in which it looks for them.
 ///
 /// # Examples
 ///
@@ -213,16 +214,17 @@ impl ToolProcess {
         };
         #[cfg(target_os = "linux")]
         if let Some(guardian) = guardian::find(command.asked_guardian()) {
-            let begun = Self::guarded(&command, &prepared, &guardian.path, &reactor).await;
-            match begun {
-                Err(ProcessError::Guardian { source, .. }) if !guardian.is_asked => {
-                    guardian.give_up(&source);
+            match Self::guarded(&command, &prepared, &guardian.path, &reactor).await {
+                // It has done nothing yet, and never will.
+                Err((Failing::NoGuardian, error)) if !guardian.is_asked => guardian.give_up(&error),
+                begun => {
+                    return begun.map_err(|(failing, error)| command.failed(failing, error));
                 }
-                begun => return begun,
             }
         }
         warn_unguarded();
-        Self::unguarded(&command, &prepared, &reactor).await
+        let begun = Self::unguarded(&command, &prepared, &reactor).await;
+        begun.map_err(|(failing, error)| command.failed(failing, error))
     }
 
     #[cfg(target_os = "linux")]
@@ -231,16 +233,18 @@ impl ToolProcess {
         prepared: &Prepared,
         guardian: &std::path::Path,
         reactor: &Handle,
-    ) -> Result<Self, ProcessError> {
-        let failing = |error: io::Error| match error.raw_os_error() {
-            Some(errno) if errno == rustix::io::Errno::TOOBIG.raw_os_error() => {
-                (Failing::Program, error)
-            }
-            None if error.kind() == io::ErrorKind::InvalidInput => (Failing::Program, error),
-            _ => (Failing::NoGuardian, error),
+    ) -> Result<Self, Failed> {
+        use io::ErrorKind::{ArgumentListTooLong, InvalidInput, NotFound, PermissionDenied};
+        let failing = |error: io::Error| match error.kind() {
+            // Of what is passed on to the program.
+            ArgumentListTooLong | InvalidInput => (Failing::Program, error),
+            NotFound | PermissionDenied => (Failing::NoGuardian, error),
+            // Too many files or processes, say: another time it goes well.
+            _ => (Failing::Guardian, error),
         };
         let begin = |life| {
-            let (ends, theirs) = tree::pipes(command.has_input()).map_err(failing)?;
+            let pipes = tree::pipes(command.has_input());
+            let (ends, theirs) = pipes.map_err(|error| (Failing::Guardian, error))?;
             let begun = guarded::start(guardian, prepared, &theirs, life).map_err(failing);
             begun.map(|(rope, work)| Begun { rope, work, ends })
         };
@@ -252,7 +256,7 @@ impl ToolProcess {
         command: &ProcessCommand,
         prepared: &Prepared,
         reactor: &Handle,
-    ) -> Result<Self, ProcessError> {
+    ) -> Result<Self, Failed> {
         let begin = |life| {
             let pipes = tree::pipes(command.has_input());
             let (ends, theirs) = pipes.map_err(|error| (Failing::Guardian, error))?;
@@ -267,7 +271,7 @@ impl ToolProcess {
         command: &ProcessCommand,
         prepared: &Prepared,
         reactor: &Handle,
-    ) -> Result<Self, ProcessError> {
+    ) -> Result<Self, Failed> {
         let begin = |life| job::start(prepared, command.has_input(), life);
         Self::begin(command, UNGUARDED, reactor, begin).await
     }
@@ -276,13 +280,12 @@ impl ToolProcess {
         command: &ProcessCommand,
         isolation: Isolation,
         reactor: &Handle,
-        start: impl FnOnce(watch::Sender<Life>) -> Result<Begun, (Failing, io::Error)>,
-    ) -> Result<Self, ProcessError> {
+        start: impl FnOnce(watch::Sender<Life>) -> Result<Begun, Failed>,
+    ) -> Result<Self, Failed> {
         let (told, life) = watch::channel(Life::default());
         let mut process = {
             let _context = reactor.enter();
-            let Begun { rope, work, ends } =
-                start(told.clone()).map_err(|(failing, error)| command.failed(failing, error))?;
+            let Begun { rope, work, ends } = start(told.clone())?;
             let (timeout, grace, plan) = (command.timeout, command.grace, command.plan.clone());
             drop(reactor.spawn(supervise(work, Arc::clone(&rope), told, timeout, grace, plan)));
             let mut process = Self {
@@ -301,7 +304,7 @@ impl ToolProcess {
             process.connect(command, ends);
             process
         };
-        process.started(command).await?;
+        process.started().await?;
         Ok(process)
     }
 
@@ -332,7 +335,7 @@ impl ToolProcess {
     }
 
     /// Waits until the program runs, or says why it does not.
-    async fn started(&mut self, command: &ProcessCommand) -> Result<(), ProcessError> {
+    async fn started(&mut self) -> Result<(), Failed> {
         let begun = self.life.wait_for(|life| !matches!(life.stage, Stage::Starting)).await;
         match begun.map(|life| life.stage) {
             Ok(Stage::Running(pid)) => {
@@ -340,10 +343,10 @@ impl ToolProcess {
                 Ok(())
             }
             Ok(Stage::Failed(failing, errno)) => {
-                Err(command.failed(failing, io::Error::from_raw_os_error(errno)))
+                Err((failing, io::Error::from_raw_os_error(errno)))
             }
             Ok(Stage::Starting) | Err(_) => {
-                Err(command.failed(Failing::Guardian, io::ErrorKind::BrokenPipe.into()))
+                Err((Failing::Guardian, io::ErrorKind::BrokenPipe.into()))
             }
         }
     }

@@ -150,8 +150,11 @@ fn trials() -> Vec<Trial> {
         for way in ["group-drop", "group-stop"] {
             trial(format!("{shape}_{way}"), Box::new(move || in_a_group(shape, way)));
         }
-        trial(format!("{shape}_swept"), Box::new(move || swept(shape)));
     }
+    // One after the other: each sweeps what all of them left.
+    let all_swept = || SHAPES.iter().for_each(|(shape, ..)| swept(shape));
+    trial("what_a_killed_host_left_is_swept".to_owned(), Box::new(all_swept));
+    trial("a_wrong_guardian_is_passed_over".to_owned(), Box::new(a_wrong_guardian_is_passed_over));
     trial("p8_the_plan_ends_its_processes".to_owned(), Box::new(the_plan_ends_its_processes));
     trial("errors_are_told_apart".to_owned(), Box::new(errors_are_told_apart));
     trial("a_program_has_what_is_declared".to_owned(), Box::new(has_what_is_declared));
@@ -355,6 +358,16 @@ fn in_a_group(shape: &str, way: &str) {
     gone(&mark, shape);
 }
 
+/// What has the guardian's name and is another program has started nothing: a group does it.
+fn a_wrong_guardian_is_passed_over() {
+    let (mark, place) = (mark(), tempfile::tempdir().unwrap());
+    std::os::unix::fs::symlink("/bin/true", place.path().join("toolscope-guardian")).unwrap();
+    let path = format!("{}:{}", place.path().display(), std::env::var("PATH").unwrap());
+    let mut command = host_command("direct", "group-drop", &mark, true);
+    assert!(command.env("PATH", path).status().unwrap().success());
+    gone(&mark, "direct");
+}
+
 /// In the host: a tree that is a group ends with its owner.
 fn group(shape: &str, way: &str, mark: &str) {
     let size = SHAPES.iter().find(|(name, ..)| *name == shape).unwrap().2;
@@ -389,11 +402,18 @@ fn swept(shape: &str) {
     killed_host.kill().unwrap();
     killed_host.wait().unwrap();
     assert!(!alive(&killed).is_empty(), "without a guardian nobody ends them");
-    let before = alive(&lives).len();
+    let size = SHAPES.iter().find(|(name, ..)| *name == shape).unwrap().2;
+    grown(&lives, 2 * size + 1);
+    // All but what comes and goes by itself.
+    let steady = || {
+        let steady = alive(&lives).into_iter().filter(|(_, name)| name.trim() != "sleep 1");
+        steady.map(|(pid, _)| pid).collect::<std::collections::BTreeSet<_>>()
+    };
+    let before = steady();
     let ended = toolscope::process::sweep();
     assert!(ended > 0);
     gone(&killed, shape);
-    assert_eq!(alive(&lives).len(), before, "its host lives");
+    assert!(before.is_subset(&steady()), "its host lives");
     living_host.kill().unwrap();
     living_host.wait().unwrap();
     toolscope::process::sweep();
@@ -447,12 +467,17 @@ fn host(way: &str) {
 }
 
 fn start_host(shape: &str, way: &str, mark: &str, unguarded: bool) -> Child {
+    host_command(shape, way, mark, unguarded).spawn().unwrap()
+}
+
+fn host_command(shape: &str, way: &str, mark: &str, unguarded: bool) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     if unguarded {
         command.env(UNGUARDED, "1");
     }
     command.env(HOST, way).env(MARK, mark).env("SHAPE", shape);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
 }
 
 fn host_ends(shape: &str, size: usize, way: &str) {

@@ -13,7 +13,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
 use super::output::ProcessStatus;
-use super::tree::{Failing, Life, Prepared, Rope, Stage, Theirs, Work};
+use super::tree::{Failed, Failing, Life, Prepared, Rope, Stage, Theirs, Work};
 
 /// How long what a program left behind has to end after it.
 const LEFT_BEHIND: Duration = Duration::from_millis(100);
@@ -67,7 +67,7 @@ pub(super) fn start(
     prepared: &Prepared,
     theirs: Theirs,
     life: watch::Sender<Life>,
-) -> Result<(Arc<dyn Rope>, Work), (Failing, io::Error)> {
+) -> Result<(Arc<dyn Rope>, Work), Failed> {
     let [stdin, stdout, stderr] = theirs;
     let mut command = Command::new(&prepared.program);
     command.args(&prepared.arguments);

@@ -7,6 +7,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
@@ -84,6 +85,8 @@ async fn drive(
 ) {
     let first = tokio::time::timeout(HANDSHAKE, record(&mut records)).await;
     let is_guardian = matches!(first, Ok(Some(Record::Ready)));
+    // A guardian under load, perhaps: it is killed, but another may be quicker.
+    let is_late = first.is_err();
     if is_guardian {
         while let Some(record) = record(&mut records).await {
             life.send_modify(|life| match record {
@@ -113,8 +116,12 @@ async fn drive(
     life.send_modify(|life| {
         life.gone = true;
         if matches!(life.stage, Stage::Starting) {
-            let failing = if is_guardian { Failing::Guardian } else { Failing::NoGuardian };
-            life.stage = Stage::Failed(failing, rustix::io::Errno::PIPE.raw_os_error());
+            let (failing, errno) = match (is_guardian, is_late) {
+                (false, false) => (Failing::NoGuardian, Errno::PIPE),
+                (false, true) => (Failing::Guardian, Errno::TIMEDOUT),
+                (true, _) => (Failing::Guardian, Errno::PIPE),
+            };
+            life.stage = Stage::Failed(failing, errno.raw_os_error());
         }
         if is_lost {
             life.status = Some(ProcessStatus::Lost);

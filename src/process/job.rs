@@ -9,7 +9,7 @@ use process_wrap::tokio::{ChildWrapper, CommandWrap, JobObject, KillOnDrop};
 use tokio::sync::watch;
 
 use super::output::ProcessStatus;
-use super::tree::{Begun, Ends, Failing, Life, Prepared, Rope, Stage};
+use super::tree::{Begun, Ends, Failed, Failing, Life, Prepared, Rope, Stage};
 
 /// The job is ended when this asks for it: the system has no signal that asks a program to end.
 struct Job(watch::Sender<bool>);
@@ -25,7 +25,7 @@ pub(super) fn start(
     prepared: &Prepared,
     input: bool,
     life: watch::Sender<Life>,
-) -> Result<Begun, (Failing, io::Error)> {
+) -> Result<Begun, Failed> {
     let mut command = CommandWrap::with_new(&prepared.program, |command| {
         command.args(&prepared.arguments).env_clear();
         command.envs(prepared.environment.iter().map(|(name, value)| (name, value)));

@@ -68,6 +68,9 @@ pub(super) enum Failing {
     Program,
 }
 
+/// Why a tree was not begun.
+pub(super) type Failed = (Failing, io::Error);
+
 /// What drives a [`Life`], until it is over.
 pub(super) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 

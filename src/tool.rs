@@ -428,9 +428,10 @@ impl ToolResult {
     ///
     /// ```
     /// # use serde_json::json;
-    /// # let from = |value| serde_json::from_value::<toolscope::ToolResult>(value).unwrap();
-    /// let result = from(json!({"success": true, "output": {"sum": 3}, "duration_ms": 0.1}));
+    /// # let from = serde_json::from_value::<toolscope::ToolResult>;
+    /// let result = from(json!({"success": true, "output": {"sum": 3}, "duration_ms": 0.1}))?;
     /// assert_eq!(result.to_model_text(), r#"{"sum":3}"#);
+    /// # Ok::<(), serde_json::Error>(())
     /// ```
     pub fn to_model_text(&self) -> String {
         if !self.success {

@@ -2,11 +2,14 @@
 #![cfg(target_os = "linux")]
 #![expect(
     clippy::unwrap_used,
-    clippy::disallowed_methods,
     clippy::print_stdout,
     clippy::exit,
-    reason = "a test may fail, sleep and spawn; the process's output and its end are what is tested"
+    reason = "a test may fail; the process's output and its end are what is tested"
 )]
+
+#[path = "it/dice.rs"]
+#[expect(dead_code, reason = "other tests use the rest")]
+mod dice;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use dice::{Dice, seed};
 use libtest_mimic::{Arguments, Trial};
 use tokio::io::AsyncReadExt;
 use tokio::runtime::{Builder, Runtime};
@@ -93,7 +97,7 @@ fn grown(mark: &str, processes: usize) {
             return;
         }
         assert!(Instant::now() < until, "of {processes} there are {alive:?}");
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::yield_now();
     }
 }
 
@@ -107,7 +111,7 @@ fn gone(mark: &str, what: &str) {
             return;
         }
         assert!(began.elapsed() < SECOND, "{what}: {} left: {alive:?}", alive.len());
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::yield_now();
     }
 }
 
@@ -461,7 +465,7 @@ fn host(way: &str) {
             std::process::exit(3);
         }
         _ => loop {
-            std::thread::sleep(SECOND);
+            std::thread::park();
         },
     }
 }
@@ -499,17 +503,21 @@ fn host_ends(shape: &str, size: usize, way: &str) {
 /// Killed at any moment, its start included.
 fn random_kills() {
     const HOSTS: u64 = 200;
-    let mut seed = u64::from(std::process::id()) | 1;
+    let seed = seed();
+    println!("TOOLSCOPE_SEED={seed}");
+    let (mut dice, mut ups) = (Dice::new(seed), 0);
     for round in 0..HOSTS {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
         let mark = mark();
-        let mut host = start_host("daemon", "kill", &mark, false);
-        std::thread::sleep(Duration::from_micros(seed % 30_000));
+        let mut host =
+            start_host(dice.pick(&["daemon", "wrapper", "ignores-term"]), "kill", &mark, false);
+        // At a random moment, or once it is up.
+        let (tell, up) = std::sync::mpsc::channel();
+        let stdout = host.stdout.take().unwrap();
+        std::thread::spawn(move || tell.send(BufReader::new(stdout).lines().next().is_some()));
+        ups += u32::from(up.recv_timeout(dice.micros(30_000)) == Ok(true));
         host.kill().unwrap();
         host.wait().unwrap();
         gone(&mark, &format!("round {round}"));
     }
-    println!("hosts killed: {HOSTS}, survivors: 0");
+    println!("hosts killed: {HOSTS}, {ups} of them up, survivors: 0");
 }

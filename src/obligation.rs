@@ -517,11 +517,11 @@ async fn deactivate(owed: Owed) {
     };
     let (scope, active) = (Arc::clone(&owed.scope), Arc::clone(active));
     let overrun = scope.drain(&active.gate).await > 0;
-    if active.off_thread && !owed.last_chance {
-        drop(active);
+    let apart = active.off_thread && !owed.last_chance;
+    drop(active);
+    if apart {
         scope.core.submit(Box::pin(deactivate_now(owed, overrun)), Begin::Apart);
     } else {
-        drop(active);
         deactivate_now(owed, overrun).await;
     }
 }

@@ -55,6 +55,11 @@ pub(super) fn start(
     // Queued before there is a guardian, so that it never has them as its own 0, 1 and 2.
     let host = rustix::process::getpid().as_raw_pid();
     wire::send(&ours, &hello(host), &fds)?;
+    // All that can fail stands before there is something to end.
+    let records = std::os::unix::net::UnixStream::from(ours.try_clone()?);
+    records.set_nonblocking(true)?;
+    let records = UnixStream::from_std(records)?;
+    let rope: Arc<dyn Rope> = Arc::new(Lifeline(ours));
     let child = Command::new(guardian)
         .arg0(NAME)
         .arg(GUARD)
@@ -68,10 +73,6 @@ pub(super) fn start(
         .stderr(Stdio::null())
         // The command, and with it our copy of the socket, end here.
         .spawn()?;
-    let records = std::os::unix::net::UnixStream::from(ours.try_clone()?);
-    records.set_nonblocking(true)?;
-    let records = UnixStream::from_std(records)?;
-    let rope: Arc<dyn Rope> = Arc::new(Lifeline(ours));
     let work = drive(records, child, life, prepared.mark.clone());
     Ok((rope, Box::pin(work)))
 }
